@@ -79,11 +79,6 @@ class AdapterSettings(ModelSettings):
         for name in ("lora_modules", "lora_folders", "lora_resolver_folder"):
             if getattr(self, name) and not self.enable_lora:
                 raise InvalidRequest(f"{name} needs enable_lora=true", field=name)
-        if self.enable_lora and self.executor == "cuda":
-            raise InvalidRequest(
-                "enable_lora=true needs executor=cpu or sim, got executor=cuda: recorded steps have no adapters yet",
-                field="enable_lora",
-            )
         if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
             raise InvalidRequest(
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter on the "

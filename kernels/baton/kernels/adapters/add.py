@@ -22,10 +22,12 @@ def add_adapters(
     order: Tensor,
     tiles: Tensor,
     tile_rows: int,
+    *,
+    factor: float = 1.0,
 ) -> Tensor:
     """Computes reference.adapters.add.add_adapters, of at most three parts."""
     low = shrink_adapters(x, slots, offsets, ranks, max_rank, order, tiles, tile_rows)
-    return expand_adapters(out, low, slots, offsets, ranks, scales, ends, order, tiles, tile_rows)
+    return expand_adapters(out, low, slots, offsets, ranks, scales, ends, order, tiles, tile_rows, factor=factor)
 
 
 def gate_adapters(

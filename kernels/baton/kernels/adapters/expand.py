@@ -17,14 +17,18 @@ from baton.kernels.adapters.shrink import block_r
 from baton.kernels.overlap import overlaps
 
 _MAX_PARTS = 3
-_BLOCK_N = 128
-_MANY_ROWS = 32  # of a tile, from which programs have more warps
+_BLOCK_N = 128  # columns of a program
+_MANY_ROWS = 32  # of a tile, from which programs have fewer columns
+_BLOCK_N_OF_MANY = 64
+_WARPS_OF_MANY = 4
 
 
 @triton.jit
 def _wide(b_row, cols, width, rs, rank):
     """Returns b [BLOCK_R, BLOCK_N]"""
-    return tl.load(b_row + rs[:, None] * width + cols[None, :], mask=(rs < rank)[:, None] & (cols < width)[None, :], other=0.0)
+    return tl.load(
+        b_row + rs[:, None] * width + cols[None, :], mask=(rs < rank)[:, None] & (cols < width)[None, :], other=0.0
+    )
 
 
 @triton.jit
@@ -37,7 +41,7 @@ def _narrow(low_ptr, first, here, rs, rank, split_stride, SPLITS: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["factor", "num_rows"])
 def _expand(
     out_ptr,  # [num_tokens, OUT], rows of out_stride
     low_ptr,  # [SPLITS, num_rows, PARTS, MAX_RANK] fp32
@@ -47,6 +51,7 @@ def _expand(
     scales_ptr,  # [num_slots, PARTS], rows of TABLE
     order_ptr,  # [num_rows]
     tiles_ptr,  # [num_tiles, 3]
+    factor,
     out_stride,
     slot_size,
     num_rows,
@@ -63,7 +68,7 @@ def _expand(
     ALIGNED: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out[order_i, n] += scales[slot, p] sum over r of b[slot, p, r, n] sum over s of low_s[i, p, r]"""
+    """out[order_i, n] += factor scales[slot, p] sum over r of b[slot, p, r, n] sum over s of low_s[i, p, r]"""
     # grid: (num_tiles, sum over parts of columns / BLOCK_N)
     if OVERLAP:
         gdc_launch_dependents()
@@ -74,18 +79,16 @@ def _expand(
     end = END_0
     blocks_0: tl.constexpr = (END_0 + BLOCK_N - 1) // BLOCK_N
     blocks_1: tl.constexpr = (END_1 - END_0 + BLOCK_N - 1) // BLOCK_N
-    if PARTS > 1:
-        if block >= blocks_0:
-            part = 1
-            begin = END_0
-            end = END_1
-            block -= blocks_0
-            if PARTS > 2:
-                if block >= blocks_1:
-                    part = 2
-                    begin = END_1
-                    end = END_2
-                    block -= blocks_1
+    if block >= blocks_0:
+        part = 1
+        begin = END_0
+        end = END_1
+        block -= blocks_0
+        if block >= blocks_1:
+            part = 2
+            begin = END_1
+            end = END_2
+            block -= blocks_1
     width = end - begin
     if ALIGNED:
         width = tl.multiple_of(width, 16)
@@ -97,7 +100,7 @@ def _expand(
     entry = slot * TABLE + part
     rank = tl.load(ranks_ptr + entry, mask=used, other=0)
     offset = tl.load(offsets_ptr + entry * 2 + 1, mask=used, other=0)
-    scale = tl.load(scales_ptr + entry, mask=used, other=0.0)
+    scale = tl.load(scales_ptr + entry, mask=used, other=0.0) * factor
     cols = block * BLOCK_N + tl.arange(0, BLOCK_N)
     rs = tl.arange(0, BLOCK_R)
     places = tl.arange(0, BLOCK_M)
@@ -109,6 +112,9 @@ def _expand(
         gdc_wait()
     if rank == 0:
         return
+    at = rows[:, None] * out_stride + (begin + cols)[None, :]
+    whole = here[:, None] & (cols < width)[None, :]
+    out = tl.load(out_ptr + at, mask=whole, other=0.0)  # here, so that it is on its way while the rest is
     first = (start + places).to(tl.int64) * (PARTS * MAX_RANK) + part * MAX_RANK
     split_stride = num_rows.to(tl.int64) * (PARTS * MAX_RANK)
     low = _narrow(low_ptr, first, here, rs, rank, split_stride, SPLITS)
@@ -118,10 +124,7 @@ def _expand(
             low = _narrow(low_ptr, first, here, r + rs, rank, split_stride, SPLITS)
             b = _wide(b_row, cols, width, r + rs, rank)
             acc = tl.dot(low.to(b.dtype), b, acc, input_precision="ieee")
-    at = rows[:, None] * out_stride + (begin + cols)[None, :]
-    whole = here[:, None] & (cols < width)[None, :]
-    out = tl.load(out_ptr + at, mask=whole, other=0.0).to(tl.float32) + scale * acc
-    tl.store(out_ptr + at, out.to(out_ptr.dtype.element_ty), mask=whole)
+    tl.store(out_ptr + at, (out.to(tl.float32) + scale * acc).to(out_ptr.dtype.element_ty), mask=whole)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -211,6 +214,11 @@ def _expand_gated(
     tl.store(out_ptr + rows[:, None] * SIZE + cols[None, :], (gated * up).to(dtype), mask=whole)
 
 
+def _shape(tile_rows: int) -> tuple[int, int]:
+    """Returns the columns and the warps of a program."""
+    return (_BLOCK_N, 4) if tile_rows <= _MANY_ROWS else (_BLOCK_N_OF_MANY, _WARPS_OF_MANY)
+
+
 def expand_adapters(
     out: Tensor,
     low: Tensor,
@@ -222,14 +230,21 @@ def expand_adapters(
     order: Tensor,
     tiles: Tensor,
     tile_rows: int,
+    *,
+    factor: float = 1.0,
+    joined: bool = False,
 ) -> Tensor:
-    """Adds the updates of at most three parts to `out`. `low`: of shrink_adapters. Arguments as in the reference."""
+    """Adds the updates of at most three parts to `out`. `low`: of shrink_adapters. Arguments as in the reference.
+
+    `joined`: it follows launches of two streams.
+    """
     splits, num_rows, num_parts, max_rank = low.shape
     assert len(ends) == num_parts <= _MAX_PARTS, f"{num_parts} parts, ends {ends}"
     first, second, third = (*ends, ends[-1], ends[-1])[:3]
     widths = [end - begin for begin, end in zip((0, *ends), ends, strict=False)]
-    overlap = overlaps(out)
-    _expand[(len(tiles), sum(triton.cdiv(width, _BLOCK_N) for width in widths))](
+    overlap = overlaps(out) and not joined
+    block_n, num_warps = _shape(tile_rows)
+    _expand[(len(tiles), sum(triton.cdiv(width, block_n) for width in widths))](
         out,
         low,
         slots,
@@ -238,6 +253,7 @@ def expand_adapters(
         scales,
         order,
         tiles,
+        factor,
         out.stride(0),
         slots.stride(0),
         num_rows,
@@ -249,11 +265,11 @@ def expand_adapters(
         MAX_RANK=max_rank,
         SPLITS=splits,
         BLOCK_M=max(16, triton.next_power_of_2(tile_rows)),
-        BLOCK_N=_BLOCK_N,
+        BLOCK_N=block_n,
         BLOCK_R=block_r(max_rank),
         ALIGNED=all(width % 16 == 0 for width in widths),
         OVERLAP=overlap,
-        num_warps=8 if tile_rows > _MANY_ROWS else 4,
+        num_warps=num_warps,
         launch_pdl=overlap,
     )
     return out
@@ -269,15 +285,18 @@ def expand_gated_adapters(
     order: Tensor,
     tiles: Tensor,
     tile_rows: int,
+    *,
+    joined: bool = False,
 ) -> Tensor:
     """Returns silu(first half) * second half of the contiguous gate_up [num_tokens, 2 size] with its updates, of one
-    or two parts. Every row is in a tile, those without an adapter in tiles of slot -1."""
+    or two parts. Every row is in a tile, those without an adapter in tiles of slot -1. `joined`: as above."""
     splits, num_rows, num_parts, max_rank = low.shape
     size = gate_up.shape[1] // 2
     assert num_parts in (1, 2), f"{num_parts} parts"
     out = torch.empty(len(gate_up), size, dtype=gate_up.dtype, device=gate_up.device)
-    overlap = overlaps(gate_up)
-    _expand_gated[(len(tiles), triton.cdiv(size, _BLOCK_N))](
+    overlap = overlaps(gate_up) and not joined
+    block_n, num_warps = _shape(tile_rows)
+    _expand_gated[(len(tiles), triton.cdiv(size, block_n))](
         out,
         gate_up,
         low,
@@ -295,10 +314,10 @@ def expand_gated_adapters(
         MAX_RANK=max_rank,
         SPLITS=splits,
         BLOCK_M=max(16, triton.next_power_of_2(tile_rows)),
-        BLOCK_N=_BLOCK_N,
+        BLOCK_N=block_n,
         BLOCK_R=block_r(max_rank),
         OVERLAP=overlap,
-        num_warps=8 if tile_rows > _MANY_ROWS else 4,
+        num_warps=num_warps,
         launch_pdl=overlap,
     )
     return out

@@ -14,7 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
 
-_FEW_PROGRAMS = 264  # two a multiprocessor of an H100
+_FEW_PROGRAMS = 132  # one a multiprocessor of an H100
 _MAX_BLOCK_R = 64
 _MAX_SPLITS = 8
 _LEAST_BLOCKS = 4  # of k, in a split
@@ -85,14 +85,21 @@ def _shrink(
 
 def block_r(max_rank: int) -> int:
     """Returns the ranks that a program of either half computes at once."""
-    return max(16, min(_MAX_BLOCK_R, triton.next_power_of_2(max_rank)))
+    return max(16, min(_MAX_BLOCK_R, int(triton.next_power_of_2(max_rank))))
 
 
-def num_splits(num_tiles: int, num_parts: int, max_rank: int, k: int, block_k: int) -> int:
-    """Returns the splits of k, a power of 2."""
-    programs = max(1, num_tiles * num_parts * triton.cdiv(max_rank, block_r(max_rank)))
-    most = min(_MAX_SPLITS, _FEW_PROGRAMS // programs, triton.cdiv(k, block_k) // _LEAST_BLOCKS)
+def splits_of(num_tiles: int, num_parts: int, max_rank: int, k: int, itemsize: int) -> int:
+    """Returns the splits of k, a power of 2. `itemsize`: bytes of a value of the matrices."""
+    programs = max(1, num_tiles * num_parts * -(-max_rank // block_r(max_rank)))
+    most = min(_MAX_SPLITS, _FEW_PROGRAMS // programs, k // (_LEAST_BLOCKS * _block_k(itemsize)))
     return 1 << max(0, most.bit_length() - 1)
+
+
+def narrow_products(x: Tensor, slots: Tensor, ranks: Tensor, max_rank: int, order: Tensor, tiles: Tensor) -> Tensor:
+    """Returns memory for the result of shrink_adapters, [splits, num_rows, num_parts, max_rank]."""
+    num_parts = ranks.shape[1]
+    splits = splits_of(len(tiles), num_parts, max_rank, x.shape[1], slots.itemsize)
+    return torch.empty(splits, len(order), num_parts, max_rank, dtype=torch.float32, device=x.device)
 
 
 def shrink_adapters(
@@ -104,17 +111,19 @@ def shrink_adapters(
     order: Tensor,
     tiles: Tensor,
     tile_rows: int,
+    *,
+    out: Tensor | None = None,
+    alone: bool = False,
 ) -> Tensor:
     """Returns a[s, part] @ x[t] for each row t with the adapter in slot s, [splits, num_rows, num_parts, max_rank].
 
-    The sum over the splits is the product, for rows in their order. Arguments as in reference.adapters.add.
+    The sum over the splits is the product, for rows in their order. Arguments as in reference.adapters.add; `out`: of
+    narrow_products. `alone`: on a stream of its own, where no launch precedes it.
     """
-    k, num_parts, num_tiles, num_rows = x.shape[1], ranks.shape[1], len(tiles), len(order)
-    block_k = 64 if slots.element_size() == 4 else 128
-    splits = num_splits(num_tiles, num_parts, max_rank, k, block_k)
-    low = torch.empty(splits, num_rows, num_parts, max_rank, dtype=torch.float32, device=x.device)
-    overlap = overlaps(x)
-    _shrink[(num_tiles, num_parts * triton.cdiv(max_rank, block_r(max_rank)), splits)](
+    low = narrow_products(x, slots, ranks, max_rank, order, tiles) if out is None else out
+    splits, num_rows, num_parts, _ = low.shape
+    overlap = overlaps(x) and not alone
+    _shrink[(len(tiles), num_parts * triton.cdiv(max_rank, block_r(max_rank)), splits)](
         low,
         x,
         slots,
@@ -125,17 +134,21 @@ def shrink_adapters(
         x.stride(0),
         slots.stride(0),
         num_rows,
-        K=k,
+        K=x.shape[1],
         PARTS=num_parts,
         TABLE=ranks.stride(0),
         MAX_RANK=max_rank,
         SPLITS=splits,
         BLOCK_M=max(16, triton.next_power_of_2(tile_rows)),
         BLOCK_R=block_r(max_rank),
-        BLOCK_K=block_k,
+        BLOCK_K=_block_k(slots.itemsize),
         OVERLAP=overlap,
         num_warps=4,
         num_stages=4 if tile_rows <= 16 else 3,
         launch_pdl=overlap,
     )
     return low
+
+
+def _block_k(itemsize: int) -> int:
+    return 64 if itemsize == 4 else 128

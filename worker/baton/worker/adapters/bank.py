@@ -59,6 +59,11 @@ class AdapterBank:
             self._first[site.name] = column
             column += len(site.parts)
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of all slots."""
+        return self._slots.nbytes
+
     def ends(self, name: str) -> tuple[int, ...]:
         """Returns the column after each part's last one, of a site."""
         return self._ends[name]
@@ -72,7 +77,7 @@ class AdapterBank:
         for name, site in adapter.weights.items():
             for index, part in site.items():
                 column = self._first[name] + index
-                offsets[column, 0], offsets[column, 1] = part.a.storage_offset(), part.b.storage_offset()
+                offsets[column] = torch.tensor([int(part.a.storage_offset()), int(part.b.storage_offset())])
                 ranks[column], scales[column] = part.rank, part.scale
         size = len(adapter.memory)
         self._copy(

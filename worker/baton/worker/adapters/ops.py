@@ -19,6 +19,12 @@ class SiteUpdates(Protocol):
     def start(self, x: Tensor, rows: AdapterRows) -> Any:
         """Starts what depends on the linear's input alone, beside the product that follows."""
 
+    def start_to(self, x: Tensor, target: Tensor, rows: AdapterRows, factor: float) -> None:
+        """Starts to add the updates, times `factor`, to memory that the product that follows does not use."""
+
+    def end(self) -> None:
+        """Has what follows computed after what `start_to` started."""
+
     def add(self, started: Any, product: Tensor, rows: AdapterRows) -> Tensor:
         """Adds the updates to the linear's output. Returns it."""
 
@@ -37,6 +43,12 @@ class PlainUpdates:
 
     def start(self, x: Tensor, rows: AdapterRows) -> Tensor:
         return x
+
+    def start_to(self, x: Tensor, target: Tensor, rows: AdapterRows, factor: float) -> None:
+        self._add(x, target, *self._site, self._ends, *rows, factor=factor)
+
+    def end(self) -> None:
+        """Does nothing: `start_to` has added the updates."""
 
     def add(self, started: Tensor, product: Tensor, rows: AdapterRows) -> Tensor:
         return self._add(started, product, *self._site, self._ends, *rows)
@@ -105,6 +117,12 @@ class _Unfused(LinearOps):
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         started = self._updates.start(x, self._rows)
         return self._updates.add(started, self._base.multiply(params, x, out), self._rows)
+
+    def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
+        self._updates.start_to(x, stream.settled(), self._rows, scale)
+        product = self._base.multiply(params, x)
+        self._updates.end()
+        stream.add(product if scale == 1 else product.mul_(scale))
 
     def gate(self, params: Params, stream: Stream, norm: Norm | None) -> Tensor:
         x = stream.normed(norm, self.kernels)

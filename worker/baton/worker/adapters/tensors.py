@@ -26,14 +26,14 @@ class TensorAdapters:
         self.base = base
         self.bank = bank
         self.num_slots = bank.num_slots
-        self._dtype = dtype
+        self.dtype = dtype
         self._slots = np.full(num_rows, NO_SLOT, np.int32)  # by row
 
     def digest(self, path: str) -> bytes:
         return read_digest(Path(path))
 
     def read(self, path: str) -> Adapter:
-        return read_adapter(Path(path), self.base, self.bank.max_rank, self._dtype)
+        return read_adapter(Path(path), self.base, self.bank.max_rank, self.dtype)
 
     def write(self, slot: int, adapter: HostAdapter) -> None:
         self.bank.write(slot, cast(Adapter, adapter))

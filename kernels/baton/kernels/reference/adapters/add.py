@@ -34,10 +34,12 @@ def add_adapters(
     order: Tensor,
     tiles: Tensor,
     tile_rows: int,
+    *,
+    factor: float = 1.0,
 ) -> Tensor:
-    """out[t, part] += scales[s, part] * (a[s, part] @ x[t]) @ b[s, part] for each row t with the adapter in slot s.
+    """out[t, part] += factor * scales[s, part] * (a[s, part] @ x[t]) @ b[s, part] for rows t with an adapter in slot s
 
-    x [num_tokens, in_features], out [num_tokens, out_features]. slots [num_slots, slot_size] are the adapters' memory;
+    x [num_tokens, in_features], out [num_tokens, out_features]; slots [num_slots, slot_size] are the adapters' memory;
     offsets [num_slots, num_parts, 2] int64 are where in a slot a [rank, in_features] and b [rank, columns of the part]
     begin; ranks and scales [num_slots, num_parts], where rank 0 is no update and max_rank the largest; ends: the column
     after each part's last one; order [num_rows]: rows of the step, those of a slot side by side; tiles [num_tiles, 3]:
@@ -48,7 +50,7 @@ def add_adapters(
         a = update.matrix(0, update.rank, x.shape[1])
         low = x.index_select(0, update.rows).to(a.dtype) @ a.t()
         added = low @ update.matrix(1, update.rank, end - first)
-        out[:, first:end].index_add_(0, update.rows, added.to(out.dtype), alpha=update.scale)
+        out[:, first:end].index_add_(0, update.rows, added.to(out.dtype), alpha=factor * update.scale)
     return out
 
 

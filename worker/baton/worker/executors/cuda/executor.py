@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from baton.kernels.table import Case
 from baton.plugins.plugins import NO_PLUGINS, Plugins
-from baton.worker.adapters.memory import AdapterMemory
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook
+from baton.worker.executors.cuda.adapters.device_rows import DeviceRows
+from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
+from baton.worker.executors.cuda.adapters.warm_up import with_adapters
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
@@ -96,7 +98,7 @@ class CudaExecutor(DeviceExecutor):
         self._kv_dtype = kv_dtype(config, dtype)
         self.kv_spec = scaled_kv_spec(model_config, loaded, config.block_size, self._kv_dtype)
         self.kv_bytes: Sequence[NDArray[np.uint8]] | None = None
-        self.adapters: AdapterMemory | None = None
+        self.adapters: CudaAdapters | None = None
         self.host: HostCache | None = None
         self._generates = HeadKind.GENERATE in model_config.heads
         self._captured = config.cuda_graphs and model_config.capturable
@@ -113,7 +115,8 @@ class CudaExecutor(DeviceExecutor):
             self._warm_up(model_config, dtype, compilers, phases)
             check_products(loaded.weights, loaded.config.experts, self._ops)
             phases.end("check of quantized weights")
-            step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes
+            slot_bytes = 0 if self.adapters is None else self.adapters.num_bytes
+            step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes - slot_bytes
             captured, wanted = self._graph_bytes(model_config, dtype), self.kv_spec.num_pages(config.num_blocks)
             page_bytes = self.kv_spec.page_bytes
             self.num_blocks = num_kv_blocks(replace(config, num_blocks=wanted), page_bytes, captured, device)
@@ -179,6 +182,8 @@ class CudaExecutor(DeviceExecutor):
         self._batch.apply(plan)
         if self.verified is not None:
             self._batch.write_tokens(*self.verified.drafts())
+        if self.adapters is not None:
+            self.adapters.admit(plan.admitted)
 
     def _distrust(self, plan: StepPlan) -> None:
         self._batch.distrust(plan)
@@ -198,7 +203,8 @@ class CudaExecutor(DeviceExecutor):
             hook = self._layer_hook if plan.num_decodes < len(plan.rows) else None
             on_written = None if hook is None else partial(self._watch_layer, hook, plan)
             return self._stepper.run(plan, self._heads[plan.head], on_written)
-        return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens)
+        adapted = self.adapters is not None and self.adapters.upload(plan, graphs.size_for(len(plan.rows)))
+        return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens, adapted=adapted)
 
     # Start.
 
@@ -232,7 +238,10 @@ class CudaExecutor(DeviceExecutor):
         )
         cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, max_model_len)
         self._ops = device_of(config, self._paged, cos_sin)
-        self._decoder = make_model(model, loaded.weights, self._ops)
+        if config.enable_lora:
+            self.adapters = CudaAdapters(config, model, dtype, device)
+        decoding = self._ops if self.adapters is None else self.adapters.device_over(self._ops)
+        self._decoder = make_model(model, loaded.weights, decoding)
         self._stepper = Stepper(
             self._batch,
             self._decoder,
@@ -242,6 +251,7 @@ class CudaExecutor(DeviceExecutor):
             config.block_size,
             device,
             batch_invariant=config.invariant,
+            adapters=self.adapters,
         )
 
     def _compute_scales(self, loaded: LoadedModel) -> None:
@@ -302,6 +312,8 @@ class CudaExecutor(DeviceExecutor):
             assert model.pooler is not None, "models that do not generate pool"
             largest = largest_pooled_steps(model.pooler, most, self.model.max_model_len, rows)
             small = small_pooled_steps(model.pooler, self.model.max_model_len, rows)
+        if self.adapters is not None:
+            small += with_adapters([*largest, *small], self.adapters, most, longest=self.model.max_model_len, rows=rows)
         collect_and_compile(partial(self._run_all, [*largest, *small]), self._wait, compilers)
         phases.end("kernels")
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -339,14 +351,21 @@ class CudaExecutor(DeviceExecutor):
             return
         if self._generates:
             sizes = graph_sizes(config.max_num_requests)
-            self._graphs = DecodeGraphs(sizes, self._device, self._stepper, phases.progress("decode graphs"))
+            progress, adapters = phases.progress("decode graphs"), self._adapter_rows
+            self._graphs = DecodeGraphs(sizes, self._device, self._stepper, progress, adapters)
             phases.end("decode graphs")
         if isinstance(self._decoder, Decoder) and not config.invariant:
             most, num_groups = config.max_num_batched_tokens, len(self.kv_spec.groups)
-            pieces = Pieces(self._decoder, self._model_config, most, self._dtype, self._device, num_groups)
+            pieces = Pieces(
+                self._decoder, self._model_config, most, self._dtype, self._device, num_groups, self._adapter_rows
+            )
             pieces.record(phases.progress("layer graphs"))
             self._stepper.pieces = pieces
             phases.end("layer graphs")
+
+    @property
+    def _adapter_rows(self) -> DeviceRows | None:
+        return None if self.adapters is None else self.adapters.rows
 
     def _graph_bytes(self, model: ModelConfig, dtype: torch.dtype) -> int:
         """Estimates the memory of the graphs, which are not captured yet."""
@@ -355,4 +374,4 @@ class CudaExecutor(DeviceExecutor):
             return 0
         whole = graph_bytes(model, dtype, graph_sizes(config.max_num_requests)) if self._generates else 0
         pieces = 0 if model.transformers else piece_bytes(model, dtype, config.max_num_batched_tokens)
-        return whole + pieces
+        return (whole + pieces) * (1 if self.adapters is None else 2)

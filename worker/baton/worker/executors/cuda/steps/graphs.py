@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from baton.worker.core import Int32, Int64
+from baton.worker.executors.cuda.adapters.device_rows import DeviceRows
 from baton.worker.executors.cuda.sampling.undrawn import Undrawn
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class _Staging(NamedTuple):
 class _StepGraphs(NamedTuple):
     numbers: Tensor  # [2 * size], that the step reads
     step: torch.cuda.CUDAGraph
+    adapted: torch.cuda.CUDAGraph  # the step with adapters; without any, the step
     special: torch.cuda.CUDAGraph
     score: torch.cuda.CUDAGraph
     tokens: Tensor
@@ -66,10 +68,21 @@ def graph_sizes(max_num_requests: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """A captured step for each size. All read the same numbers: rows (-1: padding), then numbers of computed tokens."""
+    """A captured step for each size. All read the same numbers: rows (-1: padding), then numbers of computed tokens.
 
-    def __init__(self, sizes: list[int], device: torch.device, recorded: Recorded, progress: Progress) -> None:
+    `adapters`: a second set of steps adds the updates of adapters.
+    """
+
+    def __init__(
+        self,
+        sizes: list[int],
+        device: torch.device,
+        recorded: Recorded,
+        progress: Progress,
+        adapters: DeviceRows | None = None,
+    ) -> None:
         self._sizes = sorted(sizes)
+        self._adapters = adapters
         self._device = device
         self._recorded = recorded
         largest = self._sizes[-1]
@@ -82,8 +95,9 @@ class DecodeGraphs:
         """Returns the smallest captured size for this many rows."""
         return self._sizes[bisect_left(self._sizes, count)]
 
-    def replay(self, rows: Int64, num_computed_tokens: Int32) -> Undrawn:
-        """Queues one step, without the kernels for special rows. The result is valid until the next replay."""
+    def replay(self, rows: Int64, num_computed_tokens: Int32, *, adapted: bool = False) -> Undrawn:
+        """Queues one step, without the kernels for special rows. The result is valid until the next replay. `adapted`:
+        some rows have adapters."""
         count = len(rows)
         size = self.size_for(count)
         pinned, values, copied = next(self._stagings)
@@ -95,7 +109,7 @@ class DecodeGraphs:
         graphs = self._graphs[size]
         graphs.numbers.copy_(pinned[: 2 * size], non_blocking=True)
         copied.record()
-        graphs.step.replay()
+        (graphs.adapted if adapted else graphs.step).replay()
         logits = self._recorded.logits
         return Undrawn(graphs.numbers, graphs.tokens[:count], logits, graphs.special.replay, graphs.score.replay)
 
@@ -103,6 +117,9 @@ class DecodeGraphs:
         self.numbers.fill_(-1)
         for size in self._sizes:
             # Compiles and loads kernels before the capture.
+            if self._adapters is not None:
+                with self._adapters.try_out(size):
+                    recorded.decode(self.numbers[: 2 * size], size)
             for launch in (recorded.decode, recorded.draw_special, recorded.score):
                 launch(self.numbers[: 2 * size], size)
         torch.cuda.synchronize(self._device)
@@ -113,9 +130,13 @@ class DecodeGraphs:
         for done, size in enumerate(reversed(self._sizes), 1):
             numbers = self.numbers[: 2 * size]
             step, tokens = capture(partial(recorded.decode, numbers, size), pool, stream)
+            adapted = step
+            if self._adapters is not None:  # its tokens are in the same memory
+                with self._adapters.used(size):
+                    adapted, _ = capture(partial(recorded.decode, numbers, size), pool, stream)
             special, _ = capture(partial(recorded.draw_special, numbers, size), pool, stream)
             score, _ = capture(partial(recorded.score, numbers, size), pool, stream)
-            self._graphs[size] = _StepGraphs(numbers, step, special, score, tokens)
+            self._graphs[size] = _StepGraphs(numbers, step, adapted, special, score, tokens)
             progress(done, len(self._sizes))
         torch.cuda.synchronize(self._device)
 

@@ -6,12 +6,15 @@ in a small model those that fill the budget.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 
+from baton.worker.executors.cuda.adapters.device_rows import DeviceRows
 from baton.worker.executors.cuda.steps.graphs import Progress, capture
 from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.config import ModelConfig
@@ -61,6 +64,7 @@ class Pieces:
         dtype: torch.dtype,
         device: torch.device,
         num_groups: int = 1,
+        adapters: DeviceRows | None = None,  # a second set of graphs adds their updates
     ) -> None:
         self._decoder = decoder
         self._device = device
@@ -73,12 +77,19 @@ class Pieces:
             torch.zeros(most, model.projected_size, dtype=dtype, device=device),
             torch.zeros(most, model.attended_size, dtype=dtype, device=device),
         )
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+        self._adapters = adapters
+        self._kinds = (False,) if adapters is None else (True, False)  # with adapters, and without
+        self._graphs: dict[tuple[int, bool, int], torch.cuda.CUDAGraph] = {}
         self._size = 0  # of the step in replay
+        self.adapted = False  # some rows of the next step have adapters
 
     def fit(self, num_tokens: int) -> bool:
         """Returns whether a step of this many tokens is replayed."""
         return piece_size(self._sizes, num_tokens) is not None
+
+    def padded(self, num_tokens: int) -> int:
+        """Returns the tokens that a step of this many is computed with."""
+        return piece_size(self._sizes, num_tokens) or num_tokens
 
     def begin(self, step: StepInputs) -> Flow:
         """Copies the inputs. Padding writes nothing to the pool."""
@@ -96,7 +107,7 @@ class Pieces:
 
     def replay(self, index: int) -> None:
         """Queues segment `index`."""
-        self._graphs[self._size, index].replay()
+        self._graphs[self._size, self.adapted, index].replay()
 
     def launch(self, size: int, index: int) -> None:
         """Launches segment `index` for `size` tokens."""
@@ -111,14 +122,18 @@ class Pieces:
             slots.fill_(-1)
         count = self._decoder.num_segments
         for size in self._sizes:
-            for index in range(count):
-                self.launch(size, index)  # compiles and loads kernels before the capture
+            for adapted in self._kinds:
+                with self._adapters.try_out(size) if adapted and self._adapters else nullcontext():
+                    for index in range(count):
+                        self.launch(size, index)  # compiles and loads kernels before the capture
         torch.cuda.synchronize(self._device)
-        todo = [(size, index) for size in reversed(self._sizes) for index in range(count)]
+        todo = [*itertools.product(reversed(self._sizes), self._kinds, range(count))]
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        for size, index in todo:
-            self._graphs[size, index], _ = capture(partial(self.launch, size, index), pool, stream)
+        for size, adapted, index in todo:
+            with self._adapters.used(size) if adapted and self._adapters else nullcontext():
+                graph, _ = capture(partial(self.launch, size, index), pool, stream)
+            self._graphs[size, adapted, index] = graph
             if index == 0:
                 progress(len(self._graphs), len(todo))
         torch.cuda.synchronize(self._device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from baton.kernels.step_inputs import group_slots, step_inputs
 from baton.worker.core import StepPlan
+from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
@@ -36,6 +38,7 @@ class Stepper:
         device: torch.device,
         *,
         batch_invariant: bool = False,
+        adapters: CudaAdapters | None = None,
     ) -> None:
         self.pieces: Pieces | None = None  # graphs for steps that a host launches too slowly
         self._batch = batch
@@ -45,6 +48,7 @@ class Stepper:
         self._block_size = block_size
         self._device = device
         self._invariant = batch_invariant
+        self._adapters = adapters
         self._ordinals = torch.arange(num_rows + 1, dtype=torch.int32, device=device)
         self._seq_lens = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
@@ -96,11 +100,21 @@ class Stepper:
         tiles = self._tiles(columns)
         inputs = self._inputs(rows, computed, query_starts, num_tokens, longest, columns.num_decodes, tiles)
         pieces = self.pieces
-        graphed = pieces is not None and tiles is not None and pieces.fit(num_tokens)
-        hidden = self._decoder.forward(inputs, pieces if graphed else None, on_written)
+        graphed = pieces if pieces is not None and tiles is not None and pieces.fit(num_tokens) else None
+        with self._with_adapters(plan, num_tokens, graphed):
+            hidden = self._decoder.forward(inputs, graphed, on_written)
         first = len(up) - len(chosen)  # of the last tokens, which follow the chosen ones
         step = DeviceStep(columns, inputs, chosen_rows, up[first - len(chosen) : first], up[first:])
         return head.run(plan, step, self._decoder, hidden)
+
+    def _with_adapters(self, plan: StepPlan, num_tokens: int, pieces: Pieces | None) -> AbstractContextManager[None]:
+        """Uploads which rows have adapters, and has the step launched with them if any has."""
+        if self._adapters is None:
+            return nullcontext()
+        adapted = self._adapters.upload(plan, num_tokens if pieces is None else pieces.padded(num_tokens))
+        if pieces is not None:
+            pieces.adapted = adapted
+        return self._adapters.rows.used(num_tokens) if adapted and pieces is None else nullcontext()
 
     def _tiles(self, columns: StepColumns) -> Tiles | None:
         decodes = columns.num_decodes
