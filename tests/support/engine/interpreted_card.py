@@ -40,6 +40,9 @@ class Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         """Takes the options of a stream."""
 
+    def wait_stream(self, _: Stream) -> None:
+        """Does nothing."""
+
 
 def use_interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the CUDA executors run here. Starts run no warm-up."""
@@ -48,6 +51,7 @@ def use_interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes = {
         "Event": Event,
         "Stream": Stream,
+        "current_stream": lambda *_: Stream(),
         "synchronize": lambda *_: None,
         "get_device_capability": lambda *_: (8, 0),
         "get_device_name": lambda *_: "Triton's interpreter",

@@ -164,6 +164,12 @@ def _check_settings(config: WorkerConfig) -> None:
             f"host_cache_gb={config.host_cache_gb}: the model keeps no KV, so there is nothing to copy; it must be 0",
             field="host_cache_gb",
         )
+    if config.enable_lora:
+        raise InvalidRequest(
+            "enable_lora=true: under executor=cuda, models that compute whole prompts have no adapters yet; use "
+            "executor=cpu, or leave it out",
+            field="enable_lora",
+        )
     if config.kv_cache_dtype != "auto":
         raise InvalidRequest(
             f"kv_cache_dtype={config.kv_cache_dtype}: the model keeps no KV; it must be auto", field="kv_cache_dtype"

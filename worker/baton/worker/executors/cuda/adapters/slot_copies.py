@@ -16,7 +16,6 @@ class SlotCopies:
     """Implements baton.worker.adapters.bank.Copy. Any thread may call it."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._lock = threading.Lock()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(_NUM_STAGINGS)]
@@ -26,7 +25,7 @@ class SlotCopies:
 
     def __call__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Copies each source to its contiguous target, and waits for that."""
-        with self._lock, torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+        with self._lock, torch.cuda.stream(self._stream):
             for target, source in pairs:
                 self._copy(target.view(-1).view(torch.uint8), source.contiguous().view(-1).view(torch.uint8))
             for copied in self._copied:
@@ -39,4 +38,4 @@ class SlotCopies:
             piece = source[start : start + _STAGING_BYTES]
             staging = self._staging[turn][: len(piece)].copy_(piece)
             target[start : start + len(piece)].copy_(staging, non_blocking=True)
-            self._copied[turn].record(self._stream)
+            self._copied[turn].record()
