@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.engine.packed import models as packed_models
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_adapters import linears_of, merged, save_adapter
 from support.engine.tiny_models import generate_greedily, make_model, prompts
@@ -104,6 +105,16 @@ def test_a_slot_can_be_written_again(tmp_path: Path) -> None:
 def test_adapters_of_half_precision_are_read_in_the_models_dtype(tmp_path: Path) -> None:
     model = make_model("llama", tmp_path / "base")
     Served(model, tmp_path / "base", [save_adapter(model, tmp_path / "a", dtype=torch.bfloat16)]).check()
+
+
+@pytest.mark.parametrize("form", ["fp8-blocks", "awq", "gptq-order"])
+def test_packed_weights_have_adapters_too(form: str, tmp_path: Path) -> None:
+    model = packed_models.write(tmp_path / "base", packed_models.dense(), packed_models.FORMATS[form])
+    folders = [
+        save_adapter(model, tmp_path / "a", rank=4),
+        save_adapter(model, tmp_path / "b", ["v_proj", "o_proj", "up_proj"], rank=9, seed=1),
+    ]
+    Served(model, tmp_path / "base", folders).check(chunk=9)
 
 
 def test_a_step_without_adapters_computes_what_a_worker_without_them_does(tmp_path: Path) -> None:
