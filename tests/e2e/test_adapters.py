@@ -11,12 +11,15 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+import grpc
 import openai
 import pytest
 from support.engine.tiny_adapters import merged, save_adapter
 from support.engine.tiny_models import generate_greedily, load_transformers
 from support.processes.load import story_prompts
 from support.processes.stack import MODEL, MODEL_NAME, Stack, start_stack, wait_until
+
+from baton.v1 import inference_pb2, inference_pb2_grpc
 
 COUNT = 24
 NAMES = ("pirate", "poet", "judge")
@@ -147,6 +150,25 @@ def test_what_cannot_be_loaded_is_refused_and_changes_nothing(
     assert words in answer["error"]["message"]
     assert {card.id for card in client.models.list()} == {MODEL_NAME, *NAMES}
     assert chat(client, "pirate", "A dog.")
+
+
+def test_grpc_adds_and_removes_adapters(stack: Stack, client: openai.OpenAI, folder: Path) -> None:
+    with grpc.insecure_channel(stack.config.grpc_listen) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        path = str(folder / "poet")
+        stub.AddAdapter(inference_pb2.AddAdapterRequest(name="bard", path=path), timeout=60)
+        assert chat(client, "bard", "Tell me of a bird.") == chat(client, "poet", "Tell me of a bird.")
+        with pytest.raises(grpc.RpcError, match="has already been loaded") as raised:
+            stub.AddAdapter(inference_pb2.AddAdapterRequest(name="bard", path=path), timeout=60)
+        assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError, match="outside the folders of adapters") as raised:
+            stub.AddAdapter(inference_pb2.AddAdapterRequest(name="thief", path="/etc"), timeout=60)
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+        stub.RemoveAdapter(inference_pb2.RemoveAdapterRequest(name="bard"), timeout=60)
+        with pytest.raises(grpc.RpcError, match="cannot be found") as raised:
+            stub.RemoveAdapter(inference_pb2.RemoveAdapterRequest(name="bard"), timeout=60)
+        assert raised.value.code() is grpc.StatusCode.NOT_FOUND
+    assert "bard" not in {model.id for model in client.models.list()}
 
 
 def test_an_adapter_is_replaced_and_unloaded(stack: Stack, client: openai.OpenAI, folder: Path) -> None:

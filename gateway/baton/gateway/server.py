@@ -60,6 +60,7 @@ from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
 from baton.gateway.storage.factory import make_record_store
+from baton.gateway.system.adapters import AdapterService
 from baton.gateway.tls import GatewayTls
 from baton.gateway.tracing.request import GatewayTracing
 from baton.plugins.kinds import GATEWAY as GATEWAY_PLUGINS
@@ -363,6 +364,7 @@ def _rpc_server(
             is_ready=lambda: not missing_parts(core),
         ),
         None if serving.pooler is None else VectorCalls(VectorService(serving, serving.pooler), core.tracing),
+        AdapterService(core.catalog, core.fleet),
     )
     service = Service(_SERVICE, servicer, register)
     return RpcServer(

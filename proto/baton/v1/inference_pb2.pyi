@@ -962,6 +962,70 @@ class AbortResponse(google.protobuf.message.Message):
 global___AbortResponse = AbortResponse
 
 @typing.final
+class AddAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    PATH_FIELD_NUMBER: builtins.int
+    MODEL_FIELD_NUMBER: builtins.int
+    REPLACE_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Required. The model that clients will name."""
+    path: builtins.str
+    """A folder on the workers, in PEFT's form. Required."""
+    model: builtins.str
+    """The base model. Empty: the only model served."""
+    replace: builtins.bool
+    """Replaces an adapter of this name that was loaded before."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        path: builtins.str = ...,
+        model: builtins.str = ...,
+        replace: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "name", b"name", "path", b"path", "replace", b"replace"]) -> None: ...
+
+global___AddAdapterRequest = AddAdapterRequest
+
+@typing.final
+class AddAdapterResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___AddAdapterResponse = AddAdapterResponse
+
+@typing.final
+class RemoveAdapterRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Required."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name"]) -> None: ...
+
+global___RemoveAdapterRequest = RemoveAdapterRequest
+
+@typing.final
+class RemoveAdapterResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___RemoveAdapterResponse = RemoveAdapterResponse
+
+@typing.final
 class CreateResponseRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

@@ -101,6 +101,16 @@ class InferenceServiceStub(object):
                 request_serializer=baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
                 response_deserializer=baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
                 _registered_method=True)
+        self.AddAdapter = channel.unary_unary(
+                '/baton.v1.InferenceService/AddAdapter',
+                request_serializer=baton_dot_v1_dot_inference__pb2.AddAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.AddAdapterResponse.FromString,
+                _registered_method=True)
+        self.RemoveAdapter = channel.unary_unary(
+                '/baton.v1.InferenceService/RemoveAdapter',
+                request_serializer=baton_dot_v1_dot_inference__pb2.RemoveAdapterRequest.SerializeToString,
+                response_deserializer=baton_dot_v1_dot_inference__pb2.RemoveAdapterResponse.FromString,
+                _registered_method=True)
         self.CreateResponse = channel.unary_stream(
                 '/baton.v1.InferenceService/CreateResponse',
                 request_serializer=baton_dot_v1_dot_inference__pb2.CreateResponseRequest.SerializeToString,
@@ -265,6 +275,23 @@ class InferenceServiceServicer(object):
     def Abort(self, request, context):
         """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
         Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AddAdapter(self, request, context):
+        """Loads a LoRA adapter on all workers of a model; requests then give its name as their model. Needs a key with the
+        scope admin. INVALID_ARGUMENT: the name is in use, or workers hold other files. All other statuses as of
+        ControlService.LoadAdapter. After any failure no worker serves it, or all serve what it would have replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveAdapter(self, request, context):
+        """Serves an adapter no longer. Running requests keep it to their ends. Needs a key with the scope admin.
+        NOT_FOUND: no adapter has the name. FAILED_PRECONDITION: it comes from the workers' settings.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -435,6 +462,16 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Abort,
                     request_deserializer=baton_dot_v1_dot_inference__pb2.AbortRequest.FromString,
                     response_serializer=baton_dot_v1_dot_inference__pb2.AbortResponse.SerializeToString,
+            ),
+            'AddAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.AddAdapter,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.AddAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.AddAdapterResponse.SerializeToString,
+            ),
+            'RemoveAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveAdapter,
+                    request_deserializer=baton_dot_v1_dot_inference__pb2.RemoveAdapterRequest.FromString,
+                    response_serializer=baton_dot_v1_dot_inference__pb2.RemoveAdapterResponse.SerializeToString,
             ),
             'CreateResponse': grpc.unary_stream_rpc_method_handler(
                     servicer.CreateResponse,
@@ -835,6 +872,60 @@ class InferenceService(object):
             '/baton.v1.InferenceService/Abort',
             baton_dot_v1_dot_inference__pb2.AbortRequest.SerializeToString,
             baton_dot_v1_dot_inference__pb2.AbortResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AddAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/AddAdapter',
+            baton_dot_v1_dot_inference__pb2.AddAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.AddAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.v1.InferenceService/RemoveAdapter',
+            baton_dot_v1_dot_inference__pb2.RemoveAdapterRequest.SerializeToString,
+            baton_dot_v1_dot_inference__pb2.RemoveAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

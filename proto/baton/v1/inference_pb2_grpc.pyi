@@ -110,6 +110,23 @@ class InferenceServiceStub:
     Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
     """
 
+    AddAdapter: grpc.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.AddAdapterRequest,
+        baton.v1.inference_pb2.AddAdapterResponse,
+    ]
+    """Loads a LoRA adapter on all workers of a model; requests then give its name as their model. Needs a key with the
+    scope admin. INVALID_ARGUMENT: the name is in use, or workers hold other files. All other statuses as of
+    ControlService.LoadAdapter. After any failure no worker serves it, or all serve what it would have replaced.
+    """
+
+    RemoveAdapter: grpc.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.RemoveAdapterRequest,
+        baton.v1.inference_pb2.RemoveAdapterResponse,
+    ]
+    """Serves an adapter no longer. Running requests keep it to their ends. Needs a key with the scope admin.
+    NOT_FOUND: no adapter has the name. FAILED_PRECONDITION: it comes from the workers' settings.
+    """
+
     CreateResponse: grpc.UnaryStreamMultiCallable[
         baton.v1.inference_pb2.CreateResponseRequest,
         baton.v1.response_pb2.CreateResponseResponse,
@@ -290,6 +307,23 @@ class InferenceServiceAsyncStub:
     ]
     """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
     Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+    """
+
+    AddAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.AddAdapterRequest,
+        baton.v1.inference_pb2.AddAdapterResponse,
+    ]
+    """Loads a LoRA adapter on all workers of a model; requests then give its name as their model. Needs a key with the
+    scope admin. INVALID_ARGUMENT: the name is in use, or workers hold other files. All other statuses as of
+    ControlService.LoadAdapter. After any failure no worker serves it, or all serve what it would have replaced.
+    """
+
+    RemoveAdapter: grpc.aio.UnaryUnaryMultiCallable[
+        baton.v1.inference_pb2.RemoveAdapterRequest,
+        baton.v1.inference_pb2.RemoveAdapterResponse,
+    ]
+    """Serves an adapter no longer. Running requests keep it to their ends. Needs a key with the scope admin.
+    NOT_FOUND: no adapter has the name. FAILED_PRECONDITION: it comes from the workers' settings.
     """
 
     CreateResponse: grpc.aio.UnaryStreamMultiCallable[
@@ -496,6 +530,27 @@ class InferenceServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[baton.v1.inference_pb2.AbortResponse, collections.abc.Awaitable[baton.v1.inference_pb2.AbortResponse]]:
         """Ends running requests of the caller's tenant; their streams end with FINISH_REASON_ABORT and the output so far.
         Idempotent; ids that do not run here, and those of other tenants, are ignored. INVALID_ARGUMENT: more than 1024 ids.
+        """
+
+    @abc.abstractmethod
+    def AddAdapter(
+        self,
+        request: baton.v1.inference_pb2.AddAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.inference_pb2.AddAdapterResponse, collections.abc.Awaitable[baton.v1.inference_pb2.AddAdapterResponse]]:
+        """Loads a LoRA adapter on all workers of a model; requests then give its name as their model. Needs a key with the
+        scope admin. INVALID_ARGUMENT: the name is in use, or workers hold other files. All other statuses as of
+        ControlService.LoadAdapter. After any failure no worker serves it, or all serve what it would have replaced.
+        """
+
+    @abc.abstractmethod
+    def RemoveAdapter(
+        self,
+        request: baton.v1.inference_pb2.RemoveAdapterRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[baton.v1.inference_pb2.RemoveAdapterResponse, collections.abc.Awaitable[baton.v1.inference_pb2.RemoveAdapterResponse]]:
+        """Serves an adapter no longer. Running requests keep it to their ends. Needs a key with the scope admin.
+        NOT_FOUND: no adapter has the name. FAILED_PRECONDITION: it comes from the workers' settings.
         """
 
     @abc.abstractmethod

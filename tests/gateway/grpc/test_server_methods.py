@@ -130,3 +130,22 @@ async def test_a_request_names_its_session_and_an_operators_its_worker():
 
 async def _all(call):
     return [response async for response in call]
+
+
+@pytest.mark.parametrize(
+    ("caller", "status", "words"),
+    [
+        ("a", grpc.StatusCode.PERMISSION_DENIED, "needs an API key with the scope admin"),
+        ("a:metrics", grpc.StatusCode.PERMISSION_DENIED, "needs an API key with the scope admin"),
+        ("a:admin", grpc.StatusCode.UNIMPLEMENTED, "controls no workers"),
+    ],
+)
+async def test_adapters_are_for_admins_of_gateways_with_workers(caller, status, words):
+    async with api() as (_, stub):
+        for call, request in (
+            (stub.AddAdapter, pb.AddAdapterRequest(name="poet", path="/adapters/poet")),
+            (stub.RemoveAdapter, pb.RemoveAdapterRequest(name="poet")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as raised:
+                await call(request, metadata=key(caller))
+            assert raised.value.code() is status

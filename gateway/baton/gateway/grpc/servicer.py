@@ -17,6 +17,7 @@ from baton.gateway.core import Generation, GenerationRequest, Generator
 from baton.gateway.fields.validation import check_template
 from baton.gateway.generation.generator import adapted
 from baton.gateway.grpc.access_line import AccessLine
+from baton.gateway.grpc.adapter_methods import AdapterMethods
 from baton.gateway.grpc.beams import generator_for
 from baton.gateway.grpc.chat import chat_of, encode_chat
 from baton.gateway.grpc.conversations import ConversationMethods
@@ -38,6 +39,7 @@ from baton.gateway.serving.affinity import check_session_name, session_name
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
+from baton.gateway.system.adapters import AdapterService
 from baton.gateway.tracing.calls import trace_call
 from baton.gateway.tracing.request import GatewayTracing
 from baton.rpc.errors import InvalidRequest, NotFound, ServiceError, Unsupported
@@ -56,7 +58,12 @@ class _EncodedPrompt:
 
 
 class InferenceServicer(
-    ConversationMethods, ResponseMethods, ServerMethods, VectorMethods, inference_pb2_grpc.InferenceServiceServicer
+    AdapterMethods,
+    ConversationMethods,
+    ResponseMethods,
+    ServerMethods,
+    VectorMethods,
+    inference_pb2_grpc.InferenceServiceServicer,
 ):
     """Implements InferenceService: takes text, chats or token ids and streams deltas."""
 
@@ -74,6 +81,7 @@ class InferenceServicer(
         running: RunningRequests | None = None,
         server: ServerFacts | None = None,
         vectors: VectorCalls | None = None,  # None: Embed and its like are refused
+        adapters: AdapterService | None = None,  # None: AddAdapter and RemoveAdapter are refused
     ) -> None:
         self._generator = generator
         self._catalog = catalog
@@ -86,6 +94,7 @@ class InferenceServicer(
         self._streams = streams
         self._responses = responses
         self._vector_calls = vectors
+        self._adapters = adapters
         self._trust_templates = trust_templates
         self._tracing = tracing
 

@@ -30,6 +30,8 @@ ACCEPTED: Mapping[str, frozenset[str]] = {
     "baton.v1.InferenceService/GetTokenizer": ANYBODY,
     "baton.v1.InferenceService/GetServerInfo": ANYBODY,
     "baton.v1.InferenceService/Abort": ANYBODY,
+    "baton.v1.InferenceService/AddAdapter": ANYBODY,
+    "baton.v1.InferenceService/RemoveAdapter": ANYBODY,
     "baton.v1.InferenceService/CreateResponse": ANYBODY,
     "baton.v1.InferenceService/GetResponse": ANYBODY,
     "baton.v1.InferenceService/WatchResponse": ANYBODY,
