@@ -21,6 +21,9 @@ _BLOCK_N = 128  # columns of a program
 _MANY_ROWS = 32  # of a tile, from which programs have fewer columns
 _BLOCK_N_OF_MANY = 64
 _WARPS_OF_MANY = 4
+_GATED_PROGRAMS = 400  # about as many as run at once, each of several blocks of columns
+_MOST_STEPS = 16
+_STEPS_OF_MANY = 4
 
 
 @triton.jit
@@ -127,7 +130,7 @@ def _expand(
     tl.store(out_ptr + at, (out.to(tl.float32) + scale * acc).to(out_ptr.dtype.element_ty), mask=whole)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "steps"])
 def _expand_gated(
     out_ptr,  # [num_tokens, SIZE]
     gate_up_ptr,  # [num_tokens, 2 SIZE], gates first
@@ -140,6 +143,7 @@ def _expand_gated(
     tiles_ptr,  # [num_tiles, 3]
     slot_size,
     num_rows,
+    steps,  # blocks of columns of a program
     SIZE: tl.constexpr,
     PARTS: tl.constexpr,  # 2, or 1 of gates and ups
     TABLE: tl.constexpr,
@@ -151,7 +155,7 @@ def _expand_gated(
     OVERLAP: tl.constexpr,
 ):
     """out = silu(gate + its update) * (up + its update), also in rows without an adapter"""
-    # grid: (num_tiles, SIZE / BLOCK_N)
+    # grid: (num_tiles, SIZE / BLOCK_N / steps)
     if OVERLAP:
         gdc_launch_dependents()
     tile = tl.program_id(0)
@@ -167,7 +171,6 @@ def _expand_gated(
     up_rank = tl.load(ranks_ptr + entry + up_part, mask=used, other=0)
     up_at = tl.load(offsets_ptr + (entry + up_part) * 2 + 1, mask=used, other=0)
     up_scale = tl.load(scales_ptr + entry + up_part, mask=used, other=0.0)
-    cols = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     rs = tl.arange(0, BLOCK_R)
     places = tl.arange(0, BLOCK_M)
     here = places < count
@@ -176,46 +179,50 @@ def _expand_gated(
     gate_b = own + tl.multiple_of(gate_at, 64)
     up_b = own + tl.multiple_of(up_at, 64)
     width: tl.constexpr = SIZE * 2 // PARTS
-    inside = cols < SIZE
-    gate_cols = tl.where(inside, cols, width)  # columns beyond the matrix are masked
-    up_cols = tl.where(inside, cols + (2 - PARTS) * SIZE, width)
-    if SIZE % BLOCK_N == 0:
-        gate_cols = cols
-        up_cols = cols + (2 - PARTS) * SIZE
-    b = _wide(gate_b, gate_cols, width, rs, gate_rank)
-    b_up = _wide(up_b, up_cols, width, rs, up_rank)
     if OVERLAP:
         gdc_wait()
     if count == 0:
         return
-    at = rows[:, None] * (2 * SIZE) + cols[None, :]
-    whole = here[:, None] & inside[None, :]
-    gate = tl.load(gate_up_ptr + at, mask=whole, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + at + SIZE, mask=whole, other=0.0).to(tl.float32)
+    first = (start + places).to(tl.int64) * (PARTS * MAX_RANK)
+    up_first = first + up_part * MAX_RANK
+    split_stride = num_rows.to(tl.int64) * (PARTS * MAX_RANK)
     dtype = out_ptr.dtype.element_ty
-    if (gate_rank > 0) | (up_rank > 0):
-        first = (start + places).to(tl.int64) * (PARTS * MAX_RANK)
-        split_stride = num_rows.to(tl.int64) * (PARTS * MAX_RANK)
-        low = _narrow(low_ptr, first, here, rs, gate_rank, split_stride, SPLITS)
-        acc = tl.dot(low.to(b.dtype), b, input_precision="ieee")
-        low = _narrow(low_ptr, first + up_part * MAX_RANK, here, rs, up_rank, split_stride, SPLITS)
-        up_acc = tl.dot(low.to(b.dtype), b_up, input_precision="ieee")
+    low = _narrow(low_ptr, first, here, rs, gate_rank, split_stride, SPLITS).to(slots_ptr.dtype.element_ty)
+    up_low = _narrow(low_ptr, up_first, here, rs, up_rank, split_stride, SPLITS).to(slots_ptr.dtype.element_ty)
+    begin = tl.program_id(1) * steps * BLOCK_N
+    for col in tl.range(begin, min(SIZE, begin + steps * BLOCK_N), BLOCK_N, num_stages=3):
+        cols = tl.multiple_of(col, BLOCK_N) + tl.arange(0, BLOCK_N)
+        if SIZE % BLOCK_N == 0:
+            gate_cols = cols
+            up_cols = cols + (2 - PARTS) * SIZE
+            whole = here[:, None] & (cols >= 0)[None, :]
+        else:  # columns beyond the matrix are masked
+            gate_cols = tl.where(cols < SIZE, cols, width)
+            up_cols = tl.where(cols < SIZE, cols + (2 - PARTS) * SIZE, width)
+            whole = here[:, None] & (cols < SIZE)[None, :]
+        b = _wide(gate_b, gate_cols, width, rs, gate_rank)
+        b_up = _wide(up_b, up_cols, width, rs, up_rank)
+        at = rows[:, None] * (2 * SIZE) + cols[None, :]
+        gate = tl.load(gate_up_ptr + at, mask=whole, other=0.0).to(tl.float32)
+        up = tl.load(gate_up_ptr + at + SIZE, mask=whole, other=0.0).to(tl.float32)
+        acc = tl.dot(low, b, input_precision="ieee")
+        up_acc = tl.dot(up_low, b_up, input_precision="ieee")
         if MAX_RANK > BLOCK_R:
             for r in range(BLOCK_R, max(gate_rank, up_rank), BLOCK_R):
-                low = _narrow(low_ptr, first, here, r + rs, gate_rank, split_stride, SPLITS)
+                more = _narrow(low_ptr, first, here, r + rs, gate_rank, split_stride, SPLITS)
                 b = _wide(gate_b, gate_cols, width, r + rs, gate_rank)
-                acc = tl.dot(low.to(b.dtype), b, acc, input_precision="ieee")
-                low = _narrow(low_ptr, first + up_part * MAX_RANK, here, r + rs, up_rank, split_stride, SPLITS)
+                acc = tl.dot(more.to(b.dtype), b, acc, input_precision="ieee")
+                more = _narrow(low_ptr, up_first, here, r + rs, up_rank, split_stride, SPLITS)
                 b = _wide(up_b, up_cols, width, r + rs, up_rank)
-                up_acc = tl.dot(low.to(b.dtype), b, up_acc, input_precision="ieee")
+                up_acc = tl.dot(more.to(b.dtype), b, up_acc, input_precision="ieee")
         gate = (gate + gate_scale * acc).to(dtype).to(tl.float32)
         up = (up + up_scale * up_acc).to(dtype).to(tl.float32)
-    gated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
-    tl.store(out_ptr + rows[:, None] * SIZE + cols[None, :], (gated * up).to(dtype), mask=whole)
+        gated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+        tl.store(out_ptr + rows[:, None] * SIZE + cols[None, :], (gated * up).to(dtype), mask=whole)
 
 
 def _shape(tile_rows: int) -> tuple[int, int]:
-    """Returns the columns and the warps of a program."""
+    """Returns the columns that a program computes at once, and its warps."""
     return (_BLOCK_N, 4) if tile_rows <= _MANY_ROWS else (_BLOCK_N_OF_MANY, _WARPS_OF_MANY)
 
 
@@ -296,7 +303,10 @@ def expand_gated_adapters(
     out = torch.empty(len(gate_up), size, dtype=gate_up.dtype, device=gate_up.device)
     overlap = overlaps(gate_up) and not joined
     block_n, num_warps = _shape(tile_rows)
-    _expand_gated[(len(tiles), triton.cdiv(size, block_n))](
+    blocks = triton.cdiv(size, block_n)
+    most = _MOST_STEPS if tile_rows <= _MANY_ROWS else _STEPS_OF_MANY
+    steps = max(1, min(most, len(tiles) * blocks // _GATED_PROGRAMS))
+    _expand_gated[(len(tiles), triton.cdiv(blocks, steps))](
         out,
         gate_up,
         low,
@@ -308,6 +318,7 @@ def expand_gated_adapters(
         tiles,
         slots.stride(0),
         num_rows,
+        steps,
         SIZE=size,
         PARTS=num_parts,
         TABLE=ranks.stride(0),

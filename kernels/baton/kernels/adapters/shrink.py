@@ -14,10 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
 
-_FEW_PROGRAMS = 132  # one a multiprocessor of an H100
+_FEW_PROGRAMS = 264  # two a multiprocessor of an H100
 _MAX_BLOCK_R = 64
-_MAX_SPLITS = 8
-_LEAST_BLOCKS = 4  # of k, in a split
+_SPLITS = 4  # of steps with few programs; each number is another kernel, so there are no others
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -89,10 +88,9 @@ def block_r(max_rank: int) -> int:
 
 
 def splits_of(num_tiles: int, num_parts: int, max_rank: int, k: int, itemsize: int) -> int:
-    """Returns the splits of k, a power of 2. `itemsize`: bytes of a value of the matrices."""
-    programs = max(1, num_tiles * num_parts * -(-max_rank // block_r(max_rank)))
-    most = min(_MAX_SPLITS, _FEW_PROGRAMS // programs, k // (_LEAST_BLOCKS * _block_k(itemsize)))
-    return 1 << max(0, most.bit_length() - 1)
+    """Returns the splits of k. `itemsize`: bytes of a value of the matrices."""
+    programs = num_tiles * num_parts * -(-max_rank // block_r(max_rank))
+    return _SPLITS if programs * _SPLITS <= _FEW_PROGRAMS and k >= _SPLITS * _block_k(itemsize) else 1
 
 
 def narrow_products(x: Tensor, slots: Tensor, ranks: Tensor, max_rank: int, order: Tensor, tiles: Tensor) -> Tensor:
