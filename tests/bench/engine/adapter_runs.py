@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from bench.engine.start_log import start_said
 from bench.engine.workloads import Workload
 
 from baton.rpc.errors import InternalError
@@ -172,7 +173,8 @@ class RandomAdapters:
 def run_rows(plan: AdapterPlan) -> list[RowRun | LoadRun]:
     """Starts the worker's engine and runs its rows. Raises ServiceError, or TimeoutError for a pass that hangs."""
     config = with_device_limits(plan.config)
-    executor = make_executor(config)
+    with start_said(_say):
+        executor = make_executor(config)
     loads = ThreadLoads()
     memory = None
     try:
@@ -183,11 +185,15 @@ def run_rows(plan: AdapterPlan) -> list[RowRun | LoadRun]:
         found: list[RowRun | LoadRun] = []
         for row in plan.rows:
             found.append(bench.load_row(row) if row.loads else bench.row(row))
-            print(found[-1].summary, file=sys.stderr, flush=True)
+            _say(found[-1].summary)
         return found
     finally:
         loads.close()
         executor.close()
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class _Bench:
