@@ -23,7 +23,6 @@ from baton.worker.core import BlockId, HeadKind, Int32, StepPlan, StepResult, To
 from baton.worker.executors.base import LayerHook
 from baton.worker.executors.cuda.adapters.device_rows import DeviceRows
 from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
-from baton.worker.executors.cuda.adapters.warm_up import with_adapters
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
@@ -46,6 +45,7 @@ from baton.worker.executors.cuda.startup.memory import (
 )
 from baton.worker.executors.cuda.startup.phases import StartPhases
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
+from baton.worker.executors.cuda.startup.warm_up_adapters import with_adapters
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
 from baton.worker.executors.cuda.startup.warm_up_sizes import warm_up_sizes
 from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
