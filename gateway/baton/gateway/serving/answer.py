@@ -66,10 +66,10 @@ class Answer(ABC):
             except Exception as error:
                 self.fail(error)
                 return
-            self._generations.append(generation)
             if self._ended:
                 generation.abort()
                 return
+            self._generations.append(generation)
             first_index += request.n
 
     def done(self, counts: TokenCounts) -> None:
@@ -90,6 +90,7 @@ class Answer(ABC):
         else:
             self.recorder.store(usage, lambda: self.finish(usage))
         self._ended = True
+        self._generations = []  # they deliver here: a cycle, which only a garbage collection would free
         self.meter.on_done(*totals)
 
     def metrics(self, envelope: Envelope, usage: Usage) -> RequestMetrics | UnsetType:
@@ -128,7 +129,8 @@ class Answer(ABC):
         self._stop()
 
     def _stop(self) -> None:
-        for generation in self._generations:
+        generations, self._generations = self._generations, []
+        for generation in generations:
             generation.abort()
 
     def _resume(self) -> None:

@@ -111,3 +111,4 @@ class RunningRequest:
     def end(self) -> None:
         """Forgets the generation after its end. Idempotent."""
         self._registry.remove(self)
+        self._running = None
