@@ -13,8 +13,9 @@ shape, with as many weights and as much KV.
 `--acceptance`: random prompts, and guesses that are right with this chance; also on a GPU, and with random weights of a
 known shape (forced_spec.py).
 
-Runs take turns. Tokens a second are those of the fastest run. Ratios are of the medians, by CPU time, which other
-processes of the machine change least. `exact` is batch_invariant, whose tokens must be the same; `plain` has neither.
+On a CPU all kinds take turns step by step. Tokens a second are those of the fastest run. Ratios are of the medians, by
+CPU time, which other processes of the machine change least. `exact` is batch_invariant, whose tokens must be the same;
+`plain` has neither.
 """
 
 from __future__ import annotations
@@ -88,8 +89,10 @@ def _measure(options: argparse.Namespace, model: str, prompts: list[list[int]]) 
     for batch in map(int, options.batches.split(",")):
         runs: dict[str, list[Measured]] = {name: [] for name in engines}
         for _ in range(options.repeat):
-            for name, engine in engines.items():
-                runs[name].append(_run(engine, prompts, batch, options.tokens))
+            turn = {name: _Run(engine, prompts, batch, options.tokens) for name, engine in engines.items()}
+            _take_turns(list(turn.values()), by_step=options.executor == "cpu")
+            for name, taken in turn.items():
+                runs[name].append(taken.measured())
         best = {name: max(each, key=lambda run: run.tokens_per_second) for name, each in runs.items()}
         speed = {name: statistics.median(run.tokens_per_cpu_second for run in each) for name, each in runs.items()}
         for name, run in best.items():
@@ -145,31 +148,55 @@ def _engine(model: str, speculation: str, invariant: bool) -> Engine:
     return Engine(CpuExecutor(config), settings, epoch=1)
 
 
-def _run(engine: Engine, prompts: Sequence[Sequence[int]], batch: int, num_tokens: int) -> Measured:
-    before = engine.counters()
-    requests = []
-    for index in range(batch):
-        # Each request has a prompt of its own: the second token is any.
-        first, *rest = prompts[index % len(prompts)]
-        prompt = [first, 5 + index % 200, *rest]
-        greedy, stop = SamplingParams(temperature=0.0), StopConditions(num_tokens)
-        requests.append(Request(f"{before.num_finished}-{index}", prompt, len(prompt), greedy, stop, bytes(16)))
-        engine.submit(requests[-1])
-    began, cpu_began = time.perf_counter(), time.process_time()
-    while engine.has_work():
-        engine.step()
-    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-    after = engine.counters()
-    guessed = after.num_draft_tokens - before.num_draft_tokens
-    accepted = after.num_accepted_tokens - before.num_accepted_tokens
-    produced = after.num_output_tokens - before.num_output_tokens
-    return Measured(
-        produced / seconds,
-        produced / cpu_seconds,
-        produced / max(1, produced - accepted),
-        accepted / guessed if guessed else 0.0,
-        [request.token_ids.generated for request in requests],
-    )
+class _Run:
+    """One engine's run of the same requests."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], batch: int, num_tokens: int) -> None:
+        self._engine = engine
+        self._before = before = engine.counters()
+        self._seconds = self._cpu_seconds = 0.0
+        self._requests: list[Request] = []
+        for index in range(batch):
+            # Each request has a prompt of its own: the second token is any.
+            first, *rest = prompts[index % len(prompts)]
+            prompt = [first, 5 + index % 200, *rest]
+            greedy, stop = SamplingParams(temperature=0.0), StopConditions(num_tokens)
+            request = Request(f"{before.num_finished}-{index}", prompt, len(prompt), greedy, stop, bytes(16))
+            self._requests.append(request)
+            engine.submit(request)
+
+    def step(self) -> bool:
+        """Takes and times one step. Returns whether there is another one."""
+        began, cpu_began = time.perf_counter(), time.process_time()
+        self._engine.step()
+        self._seconds += time.perf_counter() - began
+        self._cpu_seconds += time.process_time() - cpu_began
+        return self._engine.has_work()
+
+    def measured(self) -> Measured:
+        before, after = self._before, self._engine.counters()
+        guessed = after.num_draft_tokens - before.num_draft_tokens
+        accepted = after.num_accepted_tokens - before.num_accepted_tokens
+        produced = after.num_output_tokens - before.num_output_tokens
+        return Measured(
+            produced / self._seconds,
+            produced / self._cpu_seconds,
+            produced / max(1, produced - accepted),
+            accepted / guessed if guessed else 0.0,
+            [request.token_ids.generated for request in self._requests],
+        )
+
+
+def _take_turns(runs: Sequence[_Run], *, by_step: bool) -> None:
+    """Runs them step by step in turns, so that what else the machine does slows all; or one after another."""
+    if not by_step:
+        for run in runs:
+            while run.step():
+                pass
+        return
+    going = list(runs)
+    while going:
+        going = [run for run in going if run.step()]
 
 
 def _parser() -> argparse.ArgumentParser:
