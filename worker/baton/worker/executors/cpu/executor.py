@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from baton.kernels.table import Case, find
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.rpc.errors import ServiceError
 from baton.worker.adapters.bank import AdapterBank
 from baton.worker.adapters.base_model import base_model_of
 from baton.worker.adapters.device import AdapterDevice
@@ -24,6 +25,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
+from baton.worker.executors.cpu.damaged_states import damaged_rows, without_tokens
 from baton.worker.executors.cpu.drafts import HiddenReader, StepDrafts
 from baton.worker.executors.cpu.generate_head import GenerateHead
 from baton.worker.executors.cpu.invariance import check_invariant
@@ -147,6 +149,7 @@ class CpuExecutor:
             self._compute_scales(loaded, longest, config)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
+        self._damaged: dict[int, ServiceError] = {}  # rows of the launched step whose states hold NaN
         self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
 
@@ -173,6 +176,7 @@ class CpuExecutor:
         else:
             with torch.inference_mode():
                 result = self._heads[plan.head].finish(plan, step.undrawn, masks, undrawn)
+            without_tokens(result, self._damaged)
         result.idle_seconds = step.idle_seconds
         self._ended = time.perf_counter()
         result.seconds = self._ended - step.started
@@ -330,6 +334,7 @@ class CpuExecutor:
             states = self._drafts.hidden_states()
             hidden = decoder.forward(inputs, on_written=on_written, hidden_states=states)
             self._drafts.take_hidden(computed, states)
+        self._damaged = damaged_rows(hidden, computed, self.kv_spec, self._steps.states, self._memory.states)
         return self._heads[plan.head].run(computed, inputs, decoder, hidden)
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -23,6 +23,10 @@ from baton.worker.models.config import ModelConfig
 
 class Steps(Protocol):
     """Makes the inputs of steps from the batch's rows."""
+
+    @property
+    def states(self) -> Mapping[int, StateTables]:
+        """The states of the rows, by KV group."""
 
     def apply(self, plan: StepPlan) -> None:
         """Stores what inputs need of the plan's admitted rows."""
@@ -47,26 +51,26 @@ class PagedSteps:
         """`cache`: of any layer; `dtype`: what it is computed in."""
         self._aligned = aligned
         self._rows = rows
-        self._states = state_tables(spec)
+        self.states: Mapping[int, StateTables] = state_tables(spec)
         groups = spec.layer_groups
-        attention = [layer for layer, group in enumerate(groups) if group not in self._states]
+        attention = [layer for layer, group in enumerate(groups) if group not in self.states]
         self._views = views_of([config.windows[layer] for layer in attention], [groups[layer] for layer in attention])
         self._gathers = Gathers(cache, dtype)
 
     def apply(self, plan: StepPlan) -> None:
         """Stores the blocks of groups after the first."""
-        for table in self._states.values():
+        for table in self.states.values():
             table.apply(plan)
         for blocks in plan.more_blocks:
-            if blocks.group in self._states:
-                self._states[blocks.group].set(blocks)
+            if blocks.group in self.states:
+                self.states[blocks.group].set(blocks)
             else:
                 self._rows.set_blocks(*blocks)
 
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
-        states = {group: list(_state_runs(plan, table)) for group, table in self._states.items()}
+        states = {group: list(_state_runs(plan, table)) for group, table in self.states.items()}
         return make_step_inputs(plan, self._rows, self._views, self._gathers, states, aligned=self._aligned)
 
 
@@ -89,6 +93,7 @@ class WholeSteps:
 
     def __init__(self, config: ModelConfig) -> None:
         self._rows = WholeRows(has_types=config.num_token_types > 1)
+        self.states: Mapping[int, StateTables] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Stores the tokens of admitted rows."""

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Unsupported
+from baton.rpc.errors import DataLoss, InvalidRequest, Unsupported
 from baton.worker.core import BlockId
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
 from baton.worker.layers.cpu.states import StatePlaces
@@ -80,6 +80,9 @@ class KvMemory:
                     f"{data.nbytes} bytes for layer {layer} of {len(pages)} states; it must be {expected}", field="data"
                 )
             values = torch.from_numpy(np.frombuffer(data, np.float32).copy())
+            if bool(values.isnan().any()):
+                model_layer = self._spec.groups[self._spec.group_of(layer)].layers[place]
+                raise DataLoss(f"the state of layer {model_layer} that another worker sent holds NaN")
             states.store(place, pages, values.view(len(pages), -1))
             return
         group, index = self._find(layer)
