@@ -55,6 +55,7 @@ class Recurrent(Generic[S]):
 
     def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
         """Replaces the step's states. Returns [num_tokens, attended_size]."""
+        assert out is None, "segments of models with states are not recorded"
         return self._ops.mix(query, step)
 
     def finish(self, stream: Stream, attended: Tensor) -> None:

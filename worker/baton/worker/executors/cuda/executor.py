@@ -35,7 +35,7 @@ from baton.worker.executors.cuda.kv.host_cache import HostCache
 from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
-from baton.worker.executors.cuda.startup.attention import device_of, make_paged
+from baton.worker.executors.cuda.startup.attention import device_of, make_paged, make_states
 from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.kv_scales import compute_scales
 from baton.worker.executors.cuda.startup.memory import (
@@ -104,6 +104,7 @@ class CudaExecutor(DeviceExecutor):
         self._captured = config.cuda_graphs and model_config.capturable
         self._graphs: DecodeGraphs | None = None
         self.verified: VerifiedSteps | None = None  # from the end of the start on, with speculation
+        self._started = False  # the steps of a start read and write no states
         self.kv = KvCopies(lambda: self._paged.cache, self.kv_spec.spans)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
@@ -129,6 +130,7 @@ class CudaExecutor(DeviceExecutor):
         self._residency = Residency(self._decoder, self._restore, self._forget, self._wait, device)
         self.facts = device_facts(config, loaded, dtype, self._kv_dtype, self.kv_spec, device, step_bytes, captured)
         phases.log(self.num_blocks, config.block_size)
+        self._started = True
 
     def read_blocks(self, layer: int, block_ids: Sequence[BlockId]) -> memoryview:
         """Copies one layer of these blocks to the host, on a separate stream."""
@@ -184,6 +186,10 @@ class CudaExecutor(DeviceExecutor):
             self._batch.write_tokens(*self.verified.drafts())
         if self.adapters is not None:
             self.adapters.admit(plan.admitted)
+        for states in self._states:
+            states.apply(plan)
+            if self._started:
+                states.check(plan)
 
     def _distrust(self, plan: StepPlan) -> None:
         self._batch.distrust(plan)
@@ -221,7 +227,7 @@ class CudaExecutor(DeviceExecutor):
         config, model, device = self._config, loaded.config, self._device
         rows = config.max_num_requests
         spec, self._kv_layers = self.kv_spec, self.kv_spec.kv_layers
-        self._batch = DeviceBatch(rows, max_model_len, config.block_size, device, len(spec.groups))
+        self._batch = DeviceBatch(rows, max_model_len, config.block_size, device, len(spec.token_groups))
         generate = self._make_generate_head(model) if self._generates else None
         self._heads = {} if generate is None else {HeadKind.GENERATE: generate}
         if model.pooler is not None:
@@ -237,7 +243,8 @@ class CudaExecutor(DeviceExecutor):
             kv_scales_of(loaded, device) if config.kv_cache_dtype != "auto" else None,
         )
         cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, max_model_len)
-        self._ops = device_of(config, self._paged, cos_sin)
+        self._states = make_states(spec, self._paged, rows)
+        self._ops = device_of(config, self._paged, cos_sin, self._states)
         if config.enable_lora:
             self.adapters = CudaAdapters(config, model, dtype, device)
         decoding = self._ops if self.adapters is None else self.adapters.device_over(self._ops)
@@ -250,6 +257,7 @@ class CudaExecutor(DeviceExecutor):
             rows,
             config.block_size,
             device,
+            self._states,
             batch_invariant=config.invariant,
             adapters=self.adapters,
         )
@@ -354,7 +362,7 @@ class CudaExecutor(DeviceExecutor):
             progress, adapters = phases.progress("decode graphs"), self._adapter_rows
             self._graphs = DecodeGraphs(sizes, self._device, self._stepper, progress, adapters)
             phases.end("decode graphs")
-        if isinstance(self._decoder, Decoder) and not config.invariant:
+        if isinstance(self._decoder, Decoder) and not config.invariant and not self._states:
             most, num_groups = config.max_num_batched_tokens, len(self.kv_spec.groups)
             pieces = Pieces(
                 self._decoder, self._model_config, most, self._dtype, self._device, num_groups, self._adapter_rows
@@ -373,5 +381,6 @@ class CudaExecutor(DeviceExecutor):
         if not self._captured:
             return 0
         whole = graph_bytes(model, dtype, graph_sizes(config.max_num_requests)) if self._generates else 0
-        pieces = 0 if model.transformers else piece_bytes(model, dtype, config.max_num_batched_tokens)
+        recorded = model.transformers is None and not model.state_layers
+        pieces = piece_bytes(model, dtype, config.max_num_batched_tokens) if recorded else 0
         return (whole + pieces) * (1 if self.adapters is None else 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
@@ -11,21 +12,32 @@ from torch import Tensor
 from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.attention import CudaAttention, PagedAttention
 from baton.worker.layers.cuda.paged_device import PagedDevice
+from baton.worker.layers.cuda.recurrence import CudaRecurrence, PagedStates
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.neighbours import Norm
+
+_NO_STATES: Mapping[int, PagedStates] = MappingProxyType({})
 
 
 class CudaDevice(PagedDevice):
     """Implements baton.worker.layers.device.Device."""
 
     def __init__(
-        self, paged: PagedAttention, cos_sin: Mapping[RopeConfig, Tensor], *, batch_invariant: bool = False
+        self,
+        paged: PagedAttention,
+        cos_sin: Mapping[RopeConfig, Tensor],
+        states: Mapping[int, PagedStates] = _NO_STATES,  # of each group of states
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         super().__init__(paged, cos_sin, batch_invariant=batch_invariant)
+        self._states = states
         self.paged = paged
         self._query_scales = {rope: self._query_scale(rope, len(table)) for rope, table in cos_sin.items()}
         self._layers: dict[int, CudaAttention] = {}
@@ -51,6 +63,11 @@ class CudaDevice(PagedDevice):
         )
         return self._layers[index]
 
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> CudaRecurrence:
+        """Returns layer `index`'s ops."""
+        group, place = self.paged.places[index]
+        return CudaRecurrence(spec, tensors, self._states[group], group, place)
+
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> NoReturn:
         """Raises Unsupported: no family has both kinds of attention."""
         raise Unsupported("a model with keys and values of heads has latent attention too", field="model")
@@ -70,7 +87,7 @@ class CudaDevice(PagedDevice):
         }
         cuts_of = {count: paged.cut(nothing[:count]) for count in sorted(counts)}
         # Filling the query separates the cuts from attention, which reads them before the preceding kernel ends.
-        spec = self._layers[0].spec
+        spec = next(iter(self._layers.values())).spec
         qkv = torch.zeros(most, spec.num_qkv_heads * spec.head_dim, dtype=paged.dtype, device=device)
         query = qkv[:, : spec.q_size].unflatten(1, (spec.num_q_heads, spec.head_dim))  # type: ignore[no-untyped-call]
         out = torch.empty(most, spec.num_q_heads, spec.head_dim, dtype=paged.dtype, device=device)

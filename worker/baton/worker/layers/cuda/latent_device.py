@@ -12,9 +12,11 @@ from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.latent_attention import CudaLatentAttention, PagedLatents
 from baton.worker.layers.cuda.paged_device import PagedDevice
 from baton.worker.layers.cuda.step import StepInputs
+from baton.worker.layers.device import StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_spec import StateSpec
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -46,6 +48,10 @@ class LatentDevice(PagedDevice):
         """Returns layer `index`'s ops."""
         self._layers[index] = CudaLatentAttention(index, spec, self._latents, self._cos_sin[spec.rope], kv_norm, kv_b)
         return self._layers[index]
+
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
+        """Raises Unsupported: a check at start refuses such models by name."""
+        raise Unsupported("executor=cuda has no layers with states beside latent attention", field="model")
 
     def warm_up(self) -> None:
         """Launches the attention of decodes of any number, and of the largest chunk after the longest prefix."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.rpc.errors import Unsupported
 from baton.worker.layers.cuda.base import CudaLinears
 from baton.worker.layers.cuda.paged import PagedCache
 from baton.worker.layers.cuda.step import StepInputs
-from baton.worker.layers.device import StateTensors
+from baton.worker.layers.device import StateOps, StateTensors
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.state_spec import StateSpec
 
@@ -45,9 +43,9 @@ class PagedDevice(CudaLinears):
         """Returns the positions' rows of `table`."""
         return functional.embedding(step.positions, table)
 
-    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> NoReturn:
-        """Raises Unsupported: a check at start refuses such models by name."""
-        raise Unsupported("executor=cuda has no layers with states yet; use executor=cpu", field="model")
+    @abstractmethod
+    def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> StateOps[StepInputs]:
+        """Returns the ops of layer `index`."""
 
     def reset(self) -> None:
         """Restores scratch memory after a step that failed midway."""

@@ -72,11 +72,12 @@ class DeviceBatch:
             flat = np.array(list(itertools.chain.from_iterable(ids for _, ids in plan.new_blocks)), np.int32)
             updates.append(_Updates(firsts, counts, flat))
             self._num_row_blocks[rows] += counts
-        if plan.more_blocks:
-            places = np.array([(row, group, start) for row, group, start, _ in plan.more_blocks], np.int64)
-            counts = np.array([len(block_ids) for *_, block_ids in plan.more_blocks], np.int64)
+        more_blocks = [blocks for blocks in plan.more_blocks if blocks.group < len(self.block_tables)]  # not states
+        if more_blocks:
+            places = np.array([(row, group, start) for row, group, start, _ in more_blocks], np.int64)
+            counts = np.array([len(block_ids) for *_, block_ids in more_blocks], np.int64)
             firsts = self._first_block_word + places @ np.array([self.max_blocks, self._group_words, 1])
-            flat = np.array(list(itertools.chain.from_iterable(ids for *_, ids in plan.more_blocks)), np.int32)
+            flat = np.array(list(itertools.chain.from_iterable(ids for *_, ids in more_blocks)), np.int32)
             updates.append(_Updates(firsts, counts, flat))
         if updates:
             self._write(_Updates(*map(np.concatenate, zip(*updates, strict=True))))

@@ -74,7 +74,7 @@ def allocate_kv(spec: KvSpec, dtype: torch.dtype, num_blocks: int, device: torch
     They are zeros, because kernels read beyond a sequence's end and multiply these values by 0. Raises InvalidRequest
     without enough memory.
     """
-    shapes = {spec.block_shape(group) for group in spec.groups}
+    shapes = {spec.block_shape(group) for group in spec.token_groups}
     if len(shapes) > 1:
         raise Unsupported(f"KV groups of {len(shapes)} shapes share no blocks", field="model")
     shape = (spec.page_layers, num_blocks, *shapes.pop())

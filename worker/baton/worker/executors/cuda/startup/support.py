@@ -42,8 +42,14 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             f"{model.implementation}, whose results depend on the batch",
             field="batch_invariant",
         )
-    if isinstance(model.layers[0].attention, LatentSpec):
+    if isinstance(model.attention, LatentSpec):
         _check_latents(config, model)
+    if model.state_layers and config.batch_invariant:
+        raise InvalidRequest(
+            f"batch_invariant=True: the states of {model.architecture} are computed in chunks, whose length depends on "
+            "the batch; leave it out",
+            field="batch_invariant",
+        )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
 

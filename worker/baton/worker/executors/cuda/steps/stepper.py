@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns, unroll_outputs
+from baton.worker.executors.cuda.inputs.device_states import DeviceStates
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.steps.piecewise import Pieces
@@ -36,10 +37,12 @@ class Stepper:
         num_rows: int,
         block_size: int,
         device: torch.device,
+        states: Sequence[DeviceStates] = (),
         *,
         batch_invariant: bool = False,
         adapters: CudaAdapters | None = None,
     ) -> None:
+        self._states = states  # of each group of states
         self.pieces: Pieces | None = None  # graphs for steps that a host launches too slowly
         self._batch = batch
         self._decoder = decoder
@@ -158,4 +161,10 @@ class Stepper:
             group_slots(made, batch.block_tables[1:], positions, rows, query_starts, self._block_size, max_chunk)
             more_slots = made.unbind()
         cuts = self._paged.cut(seq_lens[:num_decodes])
-        return StepInputs(tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts, more_slots)
+        states = {
+            each.group: each.runs(rows, computed, seq_lens, query_starts, num_decodes, num_tokens)
+            for each in self._states
+        }
+        return StepInputs(
+            tokens, positions, slots, rows, seq_lens, query_starts, num_decodes, tiles, cuts, more_slots, states
+        )
