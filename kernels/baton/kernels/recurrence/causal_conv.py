@@ -12,9 +12,7 @@ from baton.kernels.overlap import overlaps
 from baton.kernels.recurrence.tiles import num_slots, owner_of, tile_of, token_stride
 from baton.kernels.recurrent_states import States
 
-_LONG = 32  # tokens of a program, with long sequences
-_CHANNELS = 256  # of a program, with short sequences
-_LONG_CHANNELS = 64
+_LONG = 32  # tokens of a slot, with long sequences
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -37,6 +35,7 @@ def _causal_conv_kernel(
     PIECES: tl.constexpr,
     WIDTH: tl.constexpr,
     SIZE: tl.constexpr,  # tokens of a slot, at least HISTORY: only a sequence's first slot reads its state
+    ROWS: tl.constexpr,  # tokens that are computed at once
     TILE: tl.constexpr,
     BIAS: tl.constexpr,
     SILU: tl.constexpr,
@@ -54,52 +53,80 @@ def _causal_conv_kernel(
     start = tl.load(bounds_ptr + seq)
     length = tl.load(bounds_ptr + seq + 1) - start
     index = slot - (start // SIZE + seq)
-    channels = column + tl.arange(0, TILE)
-    places = index * SIZE + tl.arange(0, SIZE)
-    x_at = x_ptr + start.to(tl.int64) * x_stride
+    inner = tl.arange(0, TILE)
+    place = tl.multiple_of(column % WIDTH, TILE)  # of the columns in their piece; Triton 3.6 does not see it
+    x_at = x_ptr + start.to(tl.int64) * x_stride + column
     piece = tl.load(read_ptr + seq * PIECES + column // WIDTH)
-    state_at = pool_ptr + piece.to(tl.int64) * pool_stride + column % WIDTH
-    acc = tl.zeros([SIZE, TILE], tl.float32)
-    if BIAS:
-        acc += tl.load(bias_ptr + channels).to(tl.float32)[None, :]
-    for tap in tl.static_range(HISTORY + 1):
-        taken = _inputs(x_at, state_at, places - HISTORY + tap, length, piece, channels, x_stride, HISTORY, WIDTH, TILE)
-        acc += taken * tl.load(weight_ptr + channels * (HISTORY + 1) + tap).to(tl.float32)[None, :]
-    if SILU:
-        acc = acc * tl.sigmoid(acc)
-    out_at = out_ptr + (start + places).to(tl.int64)[:, None] * CHANNELS + channels[None, :]
-    tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(places < length)[:, None])
+    state_at = pool_ptr + piece.to(tl.int64) * pool_stride + place
+    weight_at = weight_ptr + (column + inner) * (HISTORY + 1)
+    w0, w1, w2, w3 = _first_weights(weight_at, HISTORY + 1, TILE)
+    for block in range(0, tl.minimum(SIZE, length - index * SIZE), ROWS):
+        places = index * SIZE + block + tl.arange(0, ROWS)
+        acc = tl.zeros([ROWS, TILE], tl.float32)
+        if BIAS:
+            acc += tl.load(bias_ptr + column + inner).to(tl.float32)[None, :]
+        if index * SIZE + block < HISTORY:
+            for tap in tl.static_range(HISTORY):
+                stored = _stored(state_at, places - HISTORY + tap, piece, inner, HISTORY, WIDTH)
+                acc += stored * _weight_of(tap, w0, w1, w2, w3, weight_at)[None, :]
+        for tap in tl.static_range(HISTORY + 1):
+            taken = _inputs(x_at, places - HISTORY + tap, length, inner, x_stride)
+            acc += taken * _weight_of(tap, w0, w1, w2, w3, weight_at)[None, :]
+        if SILU:
+            acc = acc * tl.sigmoid(acc)
+        out_at = out_ptr + (start + places).to(tl.int64)[:, None] * CHANNELS + column + inner[None, :]
+        tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=(places < length)[:, None])
     if index == 0:
         kept = tl.load(keep_ptr + seq) if KEEP else length
         target = tl.load(write_ptr + seq * PIECES + column // WIDTH)
         rows = tl.arange(0, HISTORY_PAD)
-        last = _inputs(x_at, state_at, kept - HISTORY + rows, kept, piece, channels, x_stride, HISTORY, WIDTH, TILE)
+        last = _inputs(x_at, kept - HISTORY + rows, kept, inner, x_stride)
+        last += _stored(state_at, kept - HISTORY + rows, piece, inner, HISTORY, WIDTH)
         tl.debug_barrier()  # the state may be replaced in place
-        to = target.to(tl.int64) * pool_stride + rows[:, None] * WIDTH + column % WIDTH + tl.arange(0, TILE)[None, :]
+        to = target.to(tl.int64) * pool_stride + rows[:, None] * WIDTH + place + inner[None, :]
         written = (rows < tl.where(target >= 0, HISTORY, 0))[:, None]
         tl.store(pool_ptr + to, last.to(pool_ptr.dtype.element_ty), mask=written)
 
 
 @triton.jit
-def _inputs(
-    x_at,
-    state_at,
-    places,  # negative: in the state
-    length,
-    piece,
-    channels,
-    x_stride,
-    HISTORY: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Returns inputs [places, channels] in fp32, zero outside"""
+def _first_weights(weight_at, TAPS: tl.constexpr, TILE: tl.constexpr):
+    """Returns the weights [TILE] of four taps in fp32, loaded together because a channel's are consecutive"""
+    taps = tl.arange(0, 4)
+    loaded = tl.load(weight_at[:, None] + taps[None, :], mask=(taps < TAPS)[None, :], other=0.0).to(tl.float32)
+    even, odd = tl.split(tl.reshape(loaded, TILE, 2, 2))
+    w0, w2 = tl.split(even)
+    w1, w3 = tl.split(odd)
+    return w0, w1, w2, w3
+
+
+@triton.jit
+def _weight_of(TAP: tl.constexpr, w0, w1, w2, w3, weight_at):
+    """Returns a tap's weights [TILE] in fp32"""
+    if TAP == 0:
+        return w0
+    if TAP == 1:
+        return w1
+    if TAP == 2:
+        return w2
+    if TAP == 3:
+        return w3
+    return tl.load(weight_at + TAP).to(tl.float32)
+
+
+@triton.jit
+def _inputs(x_at, places, length, inner, x_stride):
+    """Returns a sequence's inputs [places, inner] in fp32, zero outside"""
     inside = (places >= 0) & (places < length)
-    from_x = x_at + places.to(tl.int64)[:, None] * x_stride + channels[None, :]
-    new = tl.load(from_x, mask=inside[:, None], other=0.0).to(tl.float32)
-    stored = (places < 0) & (places >= tl.where(piece >= 0, -HISTORY, 0))
-    from_state = state_at + (places + HISTORY)[:, None] * WIDTH + tl.arange(0, TILE)[None, :]
-    return new + tl.load(from_state, mask=stored[:, None], other=0.0).to(tl.float32)
+    at = x_at + places.to(tl.int64)[:, None] * x_stride + inner[None, :]
+    return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _stored(state_at, places, piece, inner, HISTORY: tl.constexpr, WIDTH: tl.constexpr):
+    """Returns the state's inputs [places, inner] in fp32, of negative places; zero outside"""
+    inside = (places < 0) & (places >= tl.where(piece >= 0, -HISTORY, 0))
+    at = state_at + (places + HISTORY)[:, None] * WIDTH + inner[None, :]
+    return tl.load(at, mask=inside[:, None], other=0.0).to(tl.float32)
 
 
 def causal_conv(
@@ -124,10 +151,8 @@ def causal_conv(
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if not num_seqs:
         return out
-    long = num_tokens >= _LONG * num_seqs
     history_pad = triton.next_power_of_2(history)
-    size = max(_LONG if long else 1, history_pad)
-    tile = tile_of(width, _LONG_CHANNELS if long else _CHANNELS)
+    size, rows, tile, num_warps = _tiling(num_tokens, num_seqs, width, history_pad, x.element_size())
     overlap = overlaps(x)
     _causal_conv_kernel[(num_slots(num_tokens, num_seqs, size), channels // tile)](
         out,
@@ -148,11 +173,20 @@ def causal_conv(
         PIECES=pieces,
         WIDTH=width,
         SIZE=size,
+        ROWS=rows,
         TILE=tile,
         BIAS=bias is not None,
         SILU=silu,
         KEEP=keep is not None,
         OVERLAP=overlap,
+        num_warps=num_warps,
         launch_pdl=overlap,
     )
     return out
+
+
+def _tiling(num_tokens: int, num_seqs: int, width: int, history_pad: int, itemsize: int) -> tuple[int, int, int, int]:
+    """Returns a slot's tokens, those computed at once, channels of a program, and its warps."""
+    if num_tokens >= _LONG * num_seqs:
+        return max(_LONG, history_pad), 2, tile_of(width, 512 // itemsize), 1
+    return history_pad, 1, tile_of(width, 1024 // itemsize), 2

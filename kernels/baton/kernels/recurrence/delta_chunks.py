@@ -11,7 +11,7 @@ from baton.kernels.recurrence.delta_scan import scan_chunks
 from baton.kernels.recurrence.delta_scores import multiply_by_channel, multiply_by_head
 from baton.kernels.recurrence.delta_solve import solve_chunks
 from baton.kernels.recurrence.delta_totals import sum_log_decays
-from baton.kernels.recurrence.tiles import num_slots, tile_of, token_stride
+from baton.kernels.recurrence.tiles import num_slots, stages_of, tile_of, token_stride
 from baton.kernels.recurrent_states import CHUNK, DeltaGates, States
 
 _ROWS = 16  # of a chunk, whose decays per channel a program computes pair by pair
@@ -63,7 +63,8 @@ def gated_delta_chunks(
     decay_stride, beta_stride = map(token_stride, (gates.decay, gates.beta))
     slots = num_slots(num_tokens, num_seqs, CHUNK)
     total, system = scratch(num_channels, torch.float32), scratch(CHUNK, torch.float32)
-    inner, new, weight = (scratch(size, value.dtype) for size in (CHUNK, value_dim, key_dim))
+    inner, new = (scratch(size, value.dtype) for size in (CHUNK, value_dim))
+    weight, early, late = (scratch(key_dim, value.dtype) for _ in range(3))
 
     sum_log_decays[(slots, num_heads)](
         total,
@@ -77,7 +78,7 @@ def gated_delta_chunks(
         **channels,
         **launch,
     )
-    products = (system, inner, query, key, gates.beta, total, cu_seqlens, num_seqs, scale)
+    products = (system, inner, early, query, key, gates.beta, total, cu_seqlens, num_seqs, scale)
     strides = (query_stride, key_stride, beta_stride)
     if per_channel:
         grid = (slots, num_heads, CHUNK // _ROWS)
@@ -87,6 +88,7 @@ def gated_delta_chunks(
     solve_chunks[(slots, num_heads)](
         new,
         weight,
+        late,
         system,
         key,
         value,
@@ -103,14 +105,15 @@ def gated_delta_chunks(
         VALUE_DIM=value_dim,
         VALUE_PAD=max(_LEAST_DIM, triton.next_power_of_2(value_dim)),
         INVERSE_PRECISION="ieee" if full else "tf32",
+        num_warps=8 if per_channel else 4,  # with four, registers do not suffice for decays per channel
         **launch,
     )
     width = states.pool.shape[2]
     tile = tile_of(width)
     scan_chunks[(value_dim // tile, num_heads, num_seqs)](
         out,
-        query,
-        key,
+        early,
+        late,
         new,
         weight,
         inner,
@@ -119,18 +122,17 @@ def gated_delta_chunks(
         states.read,
         states.write,
         cu_seqlens,
-        scale,
-        query_stride,
-        key_stride,
         states.pool.stride(0),
         **heads,
-        **keys,
         **channels,
+        KEY_DIM=key_dim,
+        KEY_PAD=keys["KEY_PAD"],
+        PRECISION=keys["PRECISION"],
         VALUE_DIM=value_dim,
         PIECES=pieces,
         WIDTH=width,
         TILE=tile,
-        num_stages=2,  # three do not fit the shared memory with decays per channel
+        num_stages=stages_of(CHUNK * (3 * keys["KEY_PAD"] + CHUNK + tile) * value.element_size()),
         **launch,
     )
     return out

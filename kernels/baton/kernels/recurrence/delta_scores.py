@@ -6,13 +6,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from baton.kernels.recurrence.tiles import chunk_of, load_rows
+from baton.kernels.recurrence.tiles import chunk_of, load_rows, store_rows
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def multiply_by_head(
     system_ptr,  # [num_tokens, NUM_HEADS, SIZE] fp32
     inner_ptr,  # [num_tokens, NUM_HEADS, SIZE]
+    early_ptr,  # [num_tokens, NUM_HEADS, KEY_DIM]
     query_ptr,  # [num_tokens, NUM_HEADS / GROUP, KEY_DIM], rows of query_stride
     key_ptr,  # [num_tokens, NUM_HEADS / GROUP, KEY_DIM], rows of key_stride
     beta_ptr,  # [num_tokens, NUM_HEADS], rows of beta_stride
@@ -32,7 +33,10 @@ def multiply_by_head(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """system_ij = beta_i (k_i k_j) exp(G_i - G_j) for j < i; inner_ij = scale (q_i k_j) exp(G_i - G_j) for j <= i"""
+    """system_ij = beta_i (k_i k_j) exp(G_i - G_j) for j < i; inner_ij = scale (q_i k_j) exp(G_i - G_j) for j <= i
+
+    early_i = scale q_i exp(G_i)
+    """
     # grid: (num_slots, NUM_HEADS)
     head = tl.program_id(1)
     if OVERLAP:
@@ -47,17 +51,19 @@ def multiply_by_head(
     dims = tl.arange(0, KEY_PAD)
     key_head = head // GROUP * KEY_DIM
     key = load_rows(key_ptr + key_head, first, rows, end, key_stride, dims, KEY_DIM, NORMALIZE).to(dtype)
-    query = load_rows(query_ptr + key_head, first, rows, end, query_stride, dims, KEY_DIM, NORMALIZE).to(dtype)
+    query = load_rows(query_ptr + key_head, first, rows, end, query_stride, dims, KEY_DIM, NORMALIZE)
     inside = tokens < end
     place = tokens.to(tl.int64) * NUM_HEADS + head
     total = tl.load(total_ptr + place, mask=inside, other=0.0)
     beta_at = beta_ptr + tokens.to(tl.int64) * beta_stride + head
     beta = tl.sigmoid(tl.load(beta_at, mask=inside, other=0.0).to(tl.float32))
+    early = query * (tl.exp(total) * scale)[:, None]
+    store_rows(early_ptr + head * KEY_DIM, early, first, rows, end, NUM_HEADS * KEY_DIM, dims, KEY_DIM)
     apart = tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
     at = place[:, None] * SIZE + rows[None, :]
     system = tl.dot(key, tl.trans(key), input_precision=PRECISION) * apart * beta[:, None]
     tl.store(system_ptr + at, tl.where(rows[None, :] < rows[:, None], system, 0.0), mask=inside[:, None])
-    inner = tl.dot(query, tl.trans(key), input_precision=PRECISION) * apart * scale
+    inner = tl.dot(query.to(dtype), tl.trans(key), input_precision=PRECISION) * apart * scale
     inner = tl.where((rows[None, :] <= rows[:, None]) & inside[None, :], inner, 0.0)
     tl.store(inner_ptr + at, inner.to(dtype), mask=inside[:, None])
 
@@ -66,6 +72,7 @@ def multiply_by_head(
 def multiply_by_channel(
     system_ptr,  # [num_tokens, NUM_HEADS, SIZE] fp32
     inner_ptr,  # [num_tokens, NUM_HEADS, SIZE]
+    early_ptr,  # [num_tokens, NUM_HEADS, KEY_DIM]
     query_ptr,  # [num_tokens, NUM_HEADS / GROUP, KEY_DIM], rows of query_stride
     key_ptr,  # [num_tokens, NUM_HEADS / GROUP, KEY_DIM], rows of key_stride
     beta_ptr,  # [num_tokens, NUM_HEADS], rows of beta_stride
@@ -88,8 +95,8 @@ def multiply_by_channel(
 ):
     """system_ij = beta_i sum_c k_ic k_jc exp(G_ic - G_jc) for j < i; inner_ij = scale sum_c q_ic k_jc ... for j <= i
 
-    Exponents are split at the program's first row: exp(G_i - G_first) exp(G_first - G_j), both at most 0 for j before
-    it. Between its own rows they are computed pair by pair.
+    early_i = scale q_i exp(G_i). Exponents are split at the program's first row: exp(G_i - G_first)
+    exp(G_first - G_j), both at most 0 for j before it. Between its own rows they are computed pair by pair.
     """
     # grid: (num_slots, NUM_HEADS, SIZE / ROWS)
     head = tl.program_id(1)
@@ -110,6 +117,8 @@ def multiply_by_channel(
     key = load_rows(key_at, first, rows, end, key_stride, dims, KEY_DIM, NORMALIZE)
     query = load_rows(query_at, first, rows, end, query_stride, dims, KEY_DIM, NORMALIZE) * scale
     total = load_rows(total_at, first, rows, end, total_stride, dims, KEY_DIM, False)
+    early = query * tl.exp(total)
+    store_rows(early_ptr + head * KEY_DIM, early, first, rows, end, total_stride, dims, KEY_DIM)
     inside = first + rows < end
     beta_at = beta_ptr + (first + rows).to(tl.int64) * beta_stride + head
     key *= tl.sigmoid(tl.load(beta_at, mask=inside, other=0.0).to(tl.float32))[:, None]
@@ -124,15 +133,14 @@ def multiply_by_channel(
     grown = tl.exp(tl.minimum(total - start[None, :], 0.0))
     system = tl.dot(key * grown, other, input_precision=PRECISION)
     inner = tl.dot(query * grown, other, input_precision=PRECISION)
-    for index in range(ROWS):
-        token = first + begin + index
-        present = dims < tl.where(token < end, KEY_DIM, 0)
-        one = tl.load(key_at + token.to(tl.int64) * key_stride + dims, mask=present, other=0.0).to(tl.float32)
-        if NORMALIZE:
-            one *= tl.rsqrt(tl.sum(one * one, 0) + 1e-6)
-        level = tl.load(total_at + token.to(tl.int64) * total_stride + dims, mask=present, other=0.0)
-        one = one[None, :] * tl.exp(tl.minimum(total - level[None, :], 0.0))
-        here = columns[None, :] == begin + index
+    # Between the program's own rows: each with the one `back` rows before it, so that both have the same layout.
+    for back in range(ROWS):
+        before = rows - back
+        before = tl.where(before >= begin, before, SIZE)
+        one = load_rows(key_at, first, before, stop, key_stride, dims, KEY_DIM, NORMALIZE)
+        level = load_rows(total_at, first, before, stop, total_stride, dims, KEY_DIM, False)
+        one *= tl.exp(tl.minimum(total - level, 0.0))
+        here = columns[None, :] == before[:, None]
         system = tl.where(here, tl.sum(key * one, 1)[:, None], system)
         inner = tl.where(here, tl.sum(query * one, 1)[:, None], inner)
 

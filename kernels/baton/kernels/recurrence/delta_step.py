@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
-from baton.kernels.recurrence.tiles import softplus, state_tile, tile_of, token_stride, unit_vector
+from baton.kernels.recurrence.tiles import softplus, state_tile, step_tiling, token_stride, unit_vector
 from baton.kernels.recurrent_states import DeltaGates, States
 
 
@@ -61,11 +61,13 @@ def _delta_step_kernel(
     length = tl.load(bounds_ptr + seq + 1) - start
     kept = tl.load(keep_ptr + seq) if KEEP else length
     place = seq * NUM_HEADS + head
-    at, inside = state_tile(read_ptr, pool_stride, place, column, PIECES, KEY_DIM, KEY_PAD, WIDTH, TILE)
-    state = tl.load(pool_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    to, kept_inside = state_tile(write_ptr, pool_stride, place, column, PIECES, KEY_DIM, KEY_PAD, WIDTH, TILE)
+    at, inside = state_tile(pool_ptr, read_ptr, pool_stride, place, column, PIECES, KEY_DIM, KEY_PAD, WIDTH, TILE)
+    state = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
     if kept == 0:
-        tl.store(pool_ptr + to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
+        to, kept_inside = state_tile(
+            pool_ptr, write_ptr, pool_stride, place, column, PIECES, KEY_DIM, KEY_PAD, WIDTH, TILE
+        )
+        tl.store(to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside, eviction_policy="evict_first")
 
     keys = tl.arange(0, KEY_PAD)
     real = keys < KEY_DIM
@@ -88,17 +90,27 @@ def _delta_step_kernel(
         if PER_CHANNEL:
             decay_at = decay_ptr + token * decay_stride + head * KEY_DIM + keys
             decay = tl.load(decay_at, mask=real, other=0.0).to(tl.float32)
-            state *= tl.exp(rate * softplus(decay + bias))[:, None]
         else:
             decay = tl.load(decay_ptr + token * decay_stride + head).to(tl.float32)
-            state *= tl.exp(rate * softplus(decay + bias))
-        change = (value - tl.sum(state * key[:, None], 0)) * beta
+        decay = tl.exp(rate * softplus(decay + bias))
+        # Both sums are of the state as it was: S^T q = (decay S)^T q + (k q) change. It takes one pass over registers.
+        query *= scale
+        seen = tl.sum(state * (key * decay)[:, None], 0)
+        out = tl.sum(state * (query * decay)[:, None], 0)
+        change = (value - seen) * beta
+        out += tl.sum(query * key, 0) * change
+        if PER_CHANNEL:
+            state *= decay[:, None]
+        else:
+            state *= decay
         state += key[:, None] * change[None, :]
-        out = tl.sum(state * (query * scale)[:, None], 0)
         out_at = out_ptr + (token * NUM_HEADS + head) * VALUE_DIM + columns
         tl.store(out_at, out.to(out_ptr.dtype.element_ty))
         if index + 1 == kept:
-            tl.store(pool_ptr + to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
+            to, kept_inside = state_tile(
+                pool_ptr, write_ptr, pool_stride, place, column, PIECES, KEY_DIM, KEY_PAD, WIDTH, TILE
+            )
+            tl.store(to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside, eviction_policy="evict_first")
 
 
 def gated_delta_step(
@@ -122,7 +134,7 @@ def gated_delta_step(
     num_key_heads, key_dim = key.shape[1:]
     pieces = states.pieces_per_head(num_heads, key_dim, value_dim)
     width = states.pool.shape[2]
-    tile = tile_of(width)
+    tile, num_warps = step_tiling(key_dim, width, states.pool.element_size())
     out = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     overlap = overlaps(value)
     num_seqs = states.read.shape[0]
@@ -157,6 +169,7 @@ def gated_delta_step(
         NORMALIZE=normalize,
         KEEP=keep is not None,
         OVERLAP=overlap,
+        num_warps=num_warps,
         launch_pdl=overlap,
     )
     return out

@@ -9,7 +9,16 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
-from baton.kernels.recurrence.tiles import load_rows, softplus, state_tile, store_rows, tile_of, token_stride
+from baton.kernels.recurrence.tiles import (
+    load_rows,
+    load_stored,
+    softplus,
+    stages_of,
+    state_tile,
+    store_rows,
+    tile_of,
+    token_stride,
+)
 from baton.kernels.recurrent_states import CHUNK, States, StepSizes
 
 _LEAST_DIM = 16  # of matrix products
@@ -49,7 +58,7 @@ def _state_space_chunks_kernel(
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """out = exp(G) C S + tril(C B^T exp(G_i - G_j)) dt x + skip x; S = exp(G_last) S + (B exp(G_last - G))^T dt x"""
+    """out = exp(G) C S + tril(C B^T exp(G_i - G_j)) dt x + skip x; S = exp(G_last) S + B^T exp(G_last - G) dt x"""
     # grid: (HEAD_DIM / TILE, NUM_HEADS, num_seqs)
     column = tl.program_id(0) * TILE
     head = tl.program_id(1)
@@ -60,8 +69,8 @@ def _state_space_chunks_kernel(
     start = tl.load(bounds_ptr + seq)
     end = tl.load(bounds_ptr + seq + 1)
     place = seq * NUM_HEADS + head
-    at, inside = state_tile(read_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
-    state = tl.load(pool_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    at, inside = state_tile(pool_ptr, read_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
+    state = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     dtype = out_ptr.dtype.element_ty
     rows = tl.arange(0, SIZE)
     sizes = tl.arange(0, STATE_PAD)
@@ -72,8 +81,8 @@ def _state_space_chunks_kernel(
     bias = tl.load(bias_ptr + head).to(tl.float32)
     for done in range(0, end - start, SIZE):
         first = start + done
-        write = load_rows(b_ptr + group_at, first, rows, end, b_stride, sizes, STATE_SIZE, False).to(dtype)
-        read = load_rows(c_ptr + group_at, first, rows, end, c_stride, sizes, STATE_SIZE, False).to(dtype)
+        write = load_stored(b_ptr + group_at, first, rows, end, b_stride, sizes, STATE_SIZE)
+        read = load_stored(c_ptr + group_at, first, rows, end, c_stride, sizes, STATE_SIZE)
         x = load_rows(x_ptr + head_at, first, rows, end, x_stride, columns, HEAD_DIM, False)
         present = first + rows < end
         step_at = step_ptr + first.to(tl.int64) * step_stride + head + rows * step_stride
@@ -82,19 +91,21 @@ def _state_space_chunks_kernel(
         step = tl.where(present, step, 0.0)
         total = tl.cumsum(rate * step, 0)
         last = tl.sum(rate * step, 0)
-        scaled = (x * step[:, None]).to(dtype)
+        scaled = x * step[:, None]
         inner = tl.dot(read, tl.trans(write), input_precision=PRECISION)
         apart = tl.exp(tl.minimum(total[:, None] - total[None, :], 0.0))
         inner = tl.where(rows[None, :] <= rows[:, None], inner * apart, 0.0)
         out = tl.dot(read, state.to(dtype), input_precision=PRECISION) * tl.exp(total)[:, None]
-        out += tl.dot(inner.to(dtype), scaled, input_precision=PRECISION)
+        out += tl.dot(inner.to(dtype), scaled.to(dtype), input_precision=PRECISION)
         if SKIP:
             out += x * tl.load(skip_ptr + head).to(tl.float32)
-        store_rows(out_ptr + head_at, out, first, rows, end, NUM_HEADS * HEAD_DIM, columns)
-        late = (write.to(tl.float32) * tl.exp(tl.minimum(last - total, 0.0))[:, None]).to(dtype)
-        state = state * tl.exp(last) + tl.dot(tl.trans(late), scaled, input_precision=PRECISION)
-    to, kept_inside = state_tile(write_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
-    tl.store(pool_ptr + to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
+        store_rows(out_ptr + head_at, out, first, rows, end, NUM_HEADS * HEAD_DIM, columns, HEAD_DIM)
+        late = (scaled * tl.exp(tl.minimum(last - total, 0.0))[:, None]).to(dtype)
+        state = state * tl.exp(last) + tl.dot(tl.trans(write), late, input_precision=PRECISION)
+    to, kept_inside = state_tile(
+        pool_ptr, write_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE
+    )
+    tl.store(to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
 
 
 def state_space_chunks(
@@ -114,6 +125,7 @@ def state_space_chunks(
     num_groups, state_size = b.shape[1:]
     pieces = states.pieces_per_head(num_heads, state_size, head_dim)
     width = states.pool.shape[2]
+    state_pad = max(_LEAST_DIM, triton.next_power_of_2(state_size))
     tile = tile_of(width)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     overlap = overlaps(x)
@@ -139,7 +151,7 @@ def state_space_chunks(
         NUM_HEADS=num_heads,
         GROUP=num_heads // num_groups,
         STATE_SIZE=state_size,
-        STATE_PAD=max(_LEAST_DIM, triton.next_power_of_2(state_size)),
+        STATE_PAD=state_pad,
         HEAD_DIM=head_dim,
         PIECES=pieces,
         WIDTH=width,
@@ -149,7 +161,7 @@ def state_space_chunks(
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         OVERLAP=overlap,
         num_warps=8,  # with four, registers do not suffice
-        num_stages=2,
+        num_stages=stages_of(2 * CHUNK * state_pad * x.element_size()),
         launch_pdl=overlap,
     )
     return out

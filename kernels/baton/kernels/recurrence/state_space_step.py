@@ -9,7 +9,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.overlap import overlaps
-from baton.kernels.recurrence.tiles import softplus, state_tile, tile_of, token_stride
+from baton.kernels.recurrence.tiles import softplus, state_tile, step_tiling, token_stride
 from baton.kernels.recurrent_states import States, StepSizes
 
 
@@ -60,11 +60,13 @@ def _state_space_step_kernel(
     length = tl.load(bounds_ptr + seq + 1) - start
     kept = tl.load(keep_ptr + seq) if KEEP else length
     place = seq * NUM_HEADS + head
-    at, inside = state_tile(read_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
-    state = tl.load(pool_ptr + at, mask=inside, other=0.0).to(tl.float32)
-    to, kept_inside = state_tile(write_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
+    at, inside = state_tile(pool_ptr, read_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE)
+    state = tl.load(at, mask=inside, other=0.0).to(tl.float32)
     if kept == 0:
-        tl.store(pool_ptr + to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
+        to, kept_inside = state_tile(
+            pool_ptr, write_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE
+        )
+        tl.store(to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
 
     sizes = tl.arange(0, STATE_PAD)
     real = sizes < STATE_SIZE
@@ -86,7 +88,10 @@ def _state_space_step_kernel(
         out_at = out_ptr + (token * NUM_HEADS + head) * HEAD_DIM + columns
         tl.store(out_at, out.to(out_ptr.dtype.element_ty))
         if index + 1 == kept:
-            tl.store(pool_ptr + to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
+            to, kept_inside = state_tile(
+                pool_ptr, write_ptr, pool_stride, place, column, PIECES, STATE_SIZE, STATE_PAD, WIDTH, TILE
+            )
+            tl.store(to, state.to(pool_ptr.dtype.element_ty), mask=kept_inside)
 
 
 def state_space_step(
@@ -109,7 +114,7 @@ def state_space_step(
     num_groups, state_size = b.shape[1:]
     pieces = states.pieces_per_head(num_heads, state_size, head_dim)
     width = states.pool.shape[2]
-    tile = tile_of(width)
+    tile, num_warps = step_tiling(state_size, width, states.pool.element_size())
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     overlap = overlaps(x)
     num_seqs = states.read.shape[0]
@@ -143,6 +148,7 @@ def state_space_step(
         SKIP=skip is not None,
         KEEP=keep is not None,
         OVERLAP=overlap,
+        num_warps=num_warps,
         launch_pdl=overlap,
     )
     return out

@@ -6,11 +6,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MAX_TILE = 32  # columns of a state that a program has: [128, 32] fp32 take 32 registers of each of 128 threads
+_WIDEST = 64  # columns of a state in fp32 that a program of a step has
+_VALUES = 128  # of a state, in a thread of it
+_SHARED_BYTES = 200_000  # that a program takes at most for what it loads ahead
+MAX_TILE = 32  # columns of a state that a program of chunks has
 
 
 @triton.jit
 def state_tile(
+    pool_ptr,  # [num_pieces, ROWS, WIDTH], pieces of pool_stride
     ids_ptr,  # [num_seqs, num_heads * PIECES] int32
     pool_stride,
     row,  # of ids: sequence * num_heads + head
@@ -21,11 +25,13 @@ def state_tile(
     WIDTH: tl.constexpr,  # columns of a piece
     TILE: tl.constexpr,
 ):
-    """Returns the offsets [ROWS_PAD, TILE] in the pool of a head's columns from `column` on, and their mask"""
+    """Returns the pointers [ROWS_PAD, TILE] to a head's columns from `column` on, and their mask"""
     piece = tl.load(ids_ptr + row * PIECES + column // WIDTH)
     rows = tl.arange(0, ROWS_PAD)[:, None]
-    offsets = piece.to(tl.int64) * pool_stride + rows * WIDTH + (column % WIDTH + tl.arange(0, TILE))[None, :]
-    return offsets, tl.broadcast_to(rows < tl.where(piece >= 0, ROWS, 0), ROWS_PAD, TILE)
+    # Triton 3.6 does not see that the remainder is a multiple of TILE, and would load one element at a time.
+    inner = tl.multiple_of(column % WIDTH, TILE)
+    at = pool_ptr + (piece.to(tl.int64) * pool_stride + inner) + (rows * WIDTH + tl.arange(0, TILE)[None, :])
+    return at, tl.broadcast_to(rows < tl.where(piece >= 0, ROWS, 0), ROWS_PAD, TILE)
 
 
 @triton.jit
@@ -34,15 +40,13 @@ def owner_of(bounds_ptr, slot, num_seqs, SIZE: tl.constexpr):
 
     They suffice for its ceil(length / SIZE) chunks, because floor(b / n) - floor(a / n) + 1 >= ceil((b - a) / n).
     """
-    low = 0
-    high = num_seqs - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tl.load(bounds_ptr + middle) // SIZE + middle <= slot:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    BLOCK: tl.constexpr = 128
+    owner = -1  # counts the sequences that begin at or before the slot: loads of a search would wait for each other
+    for first in range(0, num_seqs, BLOCK):
+        seqs = first + tl.arange(0, BLOCK)
+        begins = tl.load(bounds_ptr + seqs, mask=seqs < num_seqs, other=0) // SIZE + seqs
+        owner += tl.sum(((begins <= slot) & (seqs < num_seqs)).to(tl.int32), 0)
+    return owner
 
 
 @triton.jit
@@ -81,10 +85,19 @@ def load_rows(at, first, rows, end, stride, dims, DIM: tl.constexpr, NORMALIZE: 
 
 
 @triton.jit
-def store_rows(at, x, first, rows, end, stride, dims):
-    """Stores x at tokens [first + rows, dims]"""
+def load_stored(at, first, rows, end, stride, dims, DIM: tl.constexpr):
+    """Returns tokens [first + rows, dims] as they are stored, zero outside. Loops load them ahead"""
+    inside = (first + rows < end)[:, None] & (dims < DIM)[None, :]
     where = at + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
-    tl.store(where, x.to(at.dtype.element_ty), mask=(first + rows < end)[:, None])
+    return tl.load(where, mask=inside, other=0.0)
+
+
+@triton.jit
+def store_rows(at, x, first, rows, end, stride, dims, DIM: tl.constexpr):
+    """Stores x at tokens [first + rows, dims]"""
+    inside = (first + rows < end)[:, None] & (dims < DIM)[None, :]
+    where = at + first.to(tl.int64) * stride + (rows[:, None] * stride + dims[None, :])
+    tl.store(where, x.to(at.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -103,3 +116,17 @@ def token_stride(x: Tensor) -> int:
 def tile_of(width: int, most: int = MAX_TILE) -> int:
     """Returns the largest power of two, at most `most`, that divides a piece's width."""
     return min(most, width & -width)
+
+
+def step_tiling(rows: int, width: int, itemsize: int) -> tuple[int, int]:
+    """Returns the columns of a state that a program of a step has, and its warps.
+
+    On an H100, states of 128 rows are fastest with 128 values a thread: few warps wait for each other in sums.
+    """
+    tile = tile_of(width, _WIDEST if itemsize == 4 else _WIDEST // 2)
+    return tile, max(1, triton.next_power_of_2(rows) * tile // (_VALUES * 32))
+
+
+def stages_of(chunk_bytes: int) -> int:
+    """Returns how many chunks a loop loads ahead, itself included: three, or as many as the shared memory holds."""
+    return max(1, min(3, _SHARED_BYTES // chunk_bytes))
