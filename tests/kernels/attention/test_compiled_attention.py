@@ -87,7 +87,9 @@ def test_whole_attention_spills_nothing(shape: Shape) -> None:
 @pytest.mark.parametrize("num_heads", [16, 64])
 def test_hoppers_latent_decode_fits_a_multiprocessor(num_heads: int) -> None:
     lifted, rotated = torch.zeros(2, num_heads, 512).bfloat16(), torch.zeros(2, num_heads, 64).bfloat16()
-    cuts = LatentCuts(torch.zeros(133, 4, dtype=torch.int32), torch.zeros(133, dtype=torch.int32))
+    cuts = LatentCuts(
+        torch.zeros(133, 4, dtype=torch.int32), torch.zeros(133, dtype=torch.int32), torch.zeros(2, 2).int()
+    )
     pool = (torch.zeros(8, 1, 1, 16, 576).bfloat16(), torch.zeros(2, 4).int(), torch.zeros(2).int())
     launch = split_latents if num_heads <= 32 else split_latents_in_pairs
     with compiled_for_hopper() as found:

@@ -26,6 +26,7 @@ def test_pieces_are_the_sequences_in_equal_shares(lengths: list[int], programs: 
     assert turns == sorted(turns)
     tiles = [sum(-(-(end - first) // TILE) for _, first, end, _ in pieces[a:b]) for a, b in pairwise(turns)]
     assert max(tiles) <= max(2, -(-sum(tiles) // programs))
+    spans = cuts.spans.tolist()
     for seq, length in enumerate(lengths):
         own = [(first, end, packed) for owner, first, end, packed in real if owner == seq]
         bounds = [0] + [end for _, end, _ in own]
@@ -33,3 +34,5 @@ def test_pieces_are_the_sequences_in_equal_shares(lengths: list[int], programs: 
         assert bounds[-1] == length
         assert all(first % TILE == 0 and first < end for first, end, _ in own)
         assert [packed for _, _, packed in own] == [index | len(own) << 16 for index in range(len(own))]
+        assert spans[seq][1] == len(own)
+        assert not own or real[spans[seq][0]] == [seq, *own[0]]

@@ -24,11 +24,12 @@ class LatentCuts:
 
     `pieces` [max_pieces, 4] int32: sequence (-1: no piece), first token, end, and index | count << 16. The pieces of a
     sequence are consecutive, as are those of a program; padding has none. `turns` [programs + 1] int32: each program's
-    first piece.
+    first piece. `spans` [num_seqs, 2] int32: each sequence's first piece and number of pieces.
     """
 
     pieces: Tensor
     turns: Tensor
+    spans: Tensor
 
     @property
     def programs(self) -> int:
@@ -39,6 +40,7 @@ class LatentCuts:
 def _cut_kernel(
     pieces_ptr,  # [max_pieces, 4] int32
     turns_ptr,  # [programs + 1] int32
+    spans_ptr,  # [num_seqs, 2] int32
     seq_lens_ptr,  # [num_seqs] int32; 0: padding
     num_seqs,
     max_pieces,
@@ -65,6 +67,10 @@ def _cut_kernel(
     count = tl.where(tiles > 0, (end - 1) // share - first_program + 1, 0)
     last_piece = tl.cumsum(count, 0)
     first_piece = last_piece - count
+
+    if tl.program_id(0) == 0:
+        tl.store(spans_ptr + seqs * 2, first_piece, mask=seqs < num_seqs)
+        tl.store(spans_ptr + seqs * 2 + 1, count, mask=seqs < num_seqs)
 
     piece = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     owner = tl.sum((last_piece[None, :] <= piece[:, None]).to(tl.int32), 1)
@@ -98,10 +104,12 @@ def cut_evenly(seq_lens: Tensor, programs: int, tile: int = TILE) -> LatentCuts:
     most = max_pieces(num_seqs, programs)
     pieces = torch.empty(most, 4, dtype=torch.int32, device=seq_lens.device)
     turns = torch.empty(programs + 1, dtype=torch.int32, device=seq_lens.device)
+    spans = torch.empty(num_seqs, 2, dtype=torch.int32, device=seq_lens.device)
     overlap = overlaps(seq_lens)
     _cut_kernel[(triton.cdiv(max(most, programs + 1), _PER_PROGRAM),)](
         pieces,
         turns,
+        spans,
         seq_lens,
         num_seqs,
         most,
@@ -113,7 +121,7 @@ def cut_evenly(seq_lens: Tensor, programs: int, tile: int = TILE) -> LatentCuts:
         OVERLAP=overlap,
         launch_pdl=overlap,
     )
-    return LatentCuts(pieces, turns)
+    return LatentCuts(pieces, turns, spans)
 
 
 def max_pieces(num_seqs: int, programs: int) -> int:

@@ -179,7 +179,7 @@ def latent_decode_attention(
         _hopper_kernel(num_heads <= _FEW_HEADS)(*arguments, tiles=head_tiles(num_heads))
     else:
         _split(*arguments)
-    merge_pieces(out, workspace.partial, workspace.lse, cuts.pieces, cuts.programs)
+    merge_pieces(out, workspace.partial, workspace.lse, cuts)
     return out
 
 
