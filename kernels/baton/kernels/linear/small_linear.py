@@ -338,6 +338,8 @@ def choose_tiling(
                     block_n=1 if k > 4096 or n <= 4096 else 2, block_k=2048, splits=1, num_warps=8, num_stages=1
                 )
             )
+        if k > 2048 and not gated:  # steps of 2048 would be half empty
+            return Tiling(4, 1024 if n > 32768 else 512, 1, 2, 1)
         return Tiling(4, 2048, 1, 4, 1) if k > 1024 else Tiling(4, 512, 1, 4, 1)
     if m > 16:
         splits = 2 if n < 32768 else 1  # tiles fill the device without splits
