@@ -30,7 +30,7 @@ def storyteller(most: int = 0, num_blocks: int = 4000) -> Executor:
     """Returns an executor with at most so many drafts; 0: without speculation, and with the same sums."""
     config = {"speculative_config": json.dumps({"num_speculative_tokens": most})} if most else {}
     return executor_for(
-        MODEL, dtype="bfloat16", batch_invariant=True, num_blocks=num_blocks, max_num_requests=ROWS, **config
+        MODEL, dtype="bfloat16", batch_invariant=True, num_blocks=num_blocks, max_num_requests=4 * ROWS, **config
     )
 
 
