@@ -107,22 +107,6 @@ def test_removed_blocks_are_published_at_once_with_waiting_events(harness: Harne
     assert [event.WhichOneof("event") for event in batch.batch.events] == ["stored", "removed"]
 
 
-def test_removals_of_each_step_share_batches(harness: Harness) -> None:
-    harness.log.open(1)
-    harness.now = 50.0
-    for number in range(10):
-        harness.cache.events.append(RemovedEvent(block(number)))
-        harness.log.collect()
-        harness.now += 0.0125
-    harness.now += 1
-    harness.log.collect()
-    assert harness.log.deadline is None
-    batches = [message.batch for message in harness.take() if message.HasField("batch")]
-    assert [len(batch.events) for batch in batches] == [1, 2, 2, 2, 2, 1]
-    removed = [event.removed.block_hashes for batch in batches for event in batch.events]
-    assert removed == [block(number) for number in range(10)]
-
-
 def test_a_snapshot_is_ordered_between_earlier_and_later_batches(harness: Harness) -> None:
     harness.log.open(1)
     harness.happen(StoredEvent(block(1)))

@@ -46,7 +46,6 @@ class EventLog:
         self._sequence = 0
         self._pending: list[kv_pb2.KvEvent] = []
         self._due: float | None = None
-        self._closed_at = float("-inf")  # when the last batch was closed
         self._listener: int | None = None
 
     @property
@@ -71,8 +70,7 @@ class EventLog:
     def collect(self) -> None:
         """Collects changes and sends them when they are due.
 
-        Removals are sent at once, as routers may place requests where those blocks were: but not sooner than changes
-        share a batch after the last one, since a full pool removes blocks in each step.
+        Removals are sent at once: routers may place requests where those blocks were.
         """
         if self._cache.epoch != self._epoch:
             self._begin_epoch()
@@ -87,11 +85,8 @@ class EventLog:
         now = self._clock()
         if self._due is None:
             self._due = now + _BATCH_SECONDS
-        if any(isinstance(event, RemovedEvent) or event.groups for event in events):
-            self._due = min(self._due, self._closed_at + _BATCH_SECONDS)
-        if now >= self._due:
+        if now >= self._due or any(isinstance(event, RemovedEvent) or event.groups for event in events):
             self._close_batch()
-            self._closed_at = now
 
     def snapshot(self) -> None:
         """Sends everything in parts. The next batch follows its barrier."""
