@@ -91,7 +91,8 @@ class Gpu:
             None,
         )
         tables = cos_sin_tables(config.ropes, config.rope_head_dim, MAX_LEN)
-        device = device_of(WorkerConfig(max_num_batched_tokens=64, batch_invariant=batch_invariant), self.paged, tables)
+        settings = WorkerConfig(max_num_batched_tokens=64, batch_invariant=batch_invariant)
+        device = device_of(settings, self.paged, tables, ())
         self.decoder = make_model(config, weights, device)
         self._tokens = tokens
 
