@@ -83,12 +83,12 @@ class RowRun:
 
     @property
     def seconds(self) -> float:
-        """The median."""
+        """Returns the median time of a pass, in seconds."""
         return statistics.median(self.runs)
 
     @property
     def summary(self) -> str:
-        """A line of progress."""
+        """Returns a line of progress."""
         return f"{self.row}: {', '.join(f'{seconds:.3f}' for seconds in self.runs)} s, {self.num_blocks} KV blocks"
 
 
@@ -101,7 +101,7 @@ class Arrivals:
 
     @property
     def itl_p50(self) -> float:
-        """Median ITL."""
+        """Returns the median time between tokens of the requests that decode, in seconds."""
         return float(np.percentile(self.itl, 50))
 
     @property

@@ -19,7 +19,7 @@ Answers = Mapping[bytes, list[int]]  # the output of each prompt, by the bytes o
 
 
 class ForcedProposer:
-    """Implements RowProposer."""
+    """Implements RowProposer: guesses the known next tokens, each right with a given chance."""
 
     def __init__(self, answers: Answers, acceptance: float, vocab_size: int) -> None:
         self._answers = answers

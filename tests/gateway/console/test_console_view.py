@@ -79,11 +79,11 @@ def test_rates_are_the_growth_of_totals_in_the_last_seconds():
     assert snapshot.window == pytest.approx(5)
 
 
-@pytest.mark.parametrize(("told", "shown_as"), [(0.0, None), (1.0, 1.0), (2.75, 2.75)])
-def test_tokens_of_a_step_are_shown_as_the_worker_reports_them(told, shown_as):
+@pytest.mark.parametrize(("reported", "expected"), [(0.0, None), (1.0, 1.0), (2.75, 2.75)])
+def test_tokens_of_a_step_are_shown_as_the_worker_reports_them(reported, expected):
     entry = worker()
-    entry.state.load.decode_tokens_per_step = told
-    assert shown(words(fleet(entry))).workers[0].tokens_per_step == shown_as
+    entry.state.load.decode_tokens_per_step = reported
+    assert shown(words(fleet(entry))).workers[0].tokens_per_step == expected
 
 
 def test_no_more_is_kept_than_is_compared():

@@ -24,7 +24,7 @@ _MATCHED = 4  # tokens
 _OUT = _CODE + (1 + _MATCHED) * _MATCH  # where the induction head writes
 _SHARP = 14.0  # of the heads that attend to the token before
 _SCALE = 7.5  # of the induction head's queries and keys
-_FAST = 8  # pairs of a head that rotate fast enough to tell positions apart
+_FAST = 8  # dimension pairs of a head whose RoPE frequency is high enough that neighbouring positions differ
 
 
 def write_copying_model(folder: Path) -> None:

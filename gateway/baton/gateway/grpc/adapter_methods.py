@@ -16,7 +16,7 @@ _FIELDS = {"lora_name": "name", "lora_path": "path", "base_model_name": "model"}
 
 
 class AdapterMethods(ABC):
-    """AddAdapter and RemoveAdapter."""
+    """Answers AddAdapter and RemoveAdapter of InferenceService."""
 
     _adapters: AdapterService | None  # None: the gateway controls no workers
     _admin: AdminCheck

@@ -110,7 +110,7 @@ class DraftModel:
         return self._memory.free()
 
     def close(self) -> None:
-        """Does nothing."""
+        """Does nothing: the memory of weights and KV ends with this object."""
 
     def propose(self, asked: Sequence[Ask]) -> list[Int32 | Exception]:
         drafts: dict[int, list[int]] = {ask.row: [] for ask in asked}

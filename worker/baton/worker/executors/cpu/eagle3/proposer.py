@@ -70,7 +70,7 @@ class Eagle3Proposer:
         )
 
     def free(self, row: int, token_ids: Int32) -> None:
-        """Drops a row."""
+        """Forgets what is kept of a row."""
         self._rows.pop(row, None)
 
     def sleep(self) -> int:
