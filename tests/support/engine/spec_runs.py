@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from baton.plugins.kinds import PROPOSERS
@@ -84,14 +85,19 @@ def make_engine(executor: CpuExecutor, budget: int = 512) -> Engine:
 
 def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Answer]:
     """Submits requests at random steps, as long as fewer than the engine's queue takes are unfinished."""
+    counters = engine.counters()
+    before = np.array((counters.num_draft_tokens, counters.num_accepted_tokens))
     arrivals, waiting = random.Random(seed), deque(requests)
-    num_finished = 0
+    num_finished, num_drafts = 0, np.zeros(2, np.int64)
     found = {request.request_id: Answer() for request in requests}
     for _ in range(_MOST_STEPS):
         while waiting and arrivals.random() < 0.6 and len(requests) - len(waiting) - num_finished < _MOST_LIVE:
             engine.submit(waiting.popleft())
         if not waiting and not engine.has_work():
             engine.audit()
+            after = engine.counters()
+            counted = np.array((after.num_draft_tokens, after.num_accepted_tokens)) - before
+            assert (counted == num_drafts).all(), "what requests are told of their drafts is what the worker counts"
             return found
         outputs = engine.step()
         assert not outputs.failures, outputs.failures
@@ -104,6 +110,7 @@ def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Ans
         for finish in outputs.finishes:
             answer = found[finish.request_id]
             answer.reason, answer.stop_token_id = finish.reason, finish.stop_token_id
+            num_drafts += np.array((finish.num_draft_tokens, finish.num_accepted_tokens))
             num_finished += 1
             if num_finished % 1000 == 0:
                 _log.info("%d of %d requests", num_finished, len(requests))

@@ -148,6 +148,22 @@ def test_only_sampled_trace_contexts_have_spans(traceparent: str, sampled: bool)
     assert is_sampled(traceparent) is sampled
 
 
+@pytest.mark.parametrize("num_drafts", [0, 12])
+def test_a_decode_span_counts_the_drafts_of_a_request_that_had_some(num_drafts: int) -> None:
+    sent: list[bytes] = []
+    sender = SpanSender(lambda kind, channel, payload: sent.append(payload))
+    finish = Finish(
+        make_request([1, 2, 3], traceparent=TRACED),
+        FinishReason.LENGTH,
+        num_draft_tokens=num_drafts,
+        num_accepted_tokens=num_drafts // 2,
+    )
+    sender.finished([finish])
+    _, spans = json.loads(sent[0])
+    counts = {key: value for key, value in spans[-1][3].items() if key.endswith(("draft_tokens", "accepted_tokens"))}
+    assert counts == ({"baton.draft_tokens": 12, "baton.accepted_tokens": 6} if num_drafts else {})
+
+
 def test_a_spans_wall_time_matches_its_monotonic_time() -> None:
     sent: list[bytes] = []
     sender = SpanSender(lambda kind, channel, payload: sent.append(payload), lambda: 110.0, lambda: 5_000_000_000_000)

@@ -32,7 +32,12 @@ _TOLD: Mapping[str, Sequence[tuple[str, str]]] = {
         ("baton.until_launch_ms", "launched after ms"),
         ("baton.retries", "retries"),
     ),
-    "baton.worker.decode": (("baton.output_tokens", "tokens"), ("baton.preemptions", "preemptions")),
+    "baton.worker.decode": (
+        ("baton.output_tokens", "tokens"),
+        ("baton.preemptions", "preemptions"),
+        ("baton.draft_tokens", "guessed"),
+        ("baton.accepted_tokens", "right"),
+    ),
 }
 
 

@@ -109,6 +109,8 @@ class LiveRequests:
             num_cached_tokens=state.num_cached_tokens,
             num_transferred_tokens=state.num_transferred_tokens,
             num_preemptions=state.num_preemptions,
+            num_draft_tokens=state.num_draft_tokens,
+            num_accepted_tokens=state.num_accepted_tokens,
             queue_seconds=started - state.submitted,
             prefill_seconds=first_token - started,
         )

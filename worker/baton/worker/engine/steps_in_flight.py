@@ -184,6 +184,9 @@ class StepsInFlight:
         if result.drafted is not None:
             accepted = np.maximum(result.counts[: plan.num_decodes] - 1, 0)
             self._counters.count_drafts(result.drafted, accepted)
+            for index in result.drafted.nonzero()[0].tolist():
+                scheduled.states[index].num_draft_tokens += int(result.drafted[index])
+                scheduled.states[index].num_accepted_tokens += int(accepted[index])
         if self._scheduler.batch.num_constrained:
             self._scheduler.batch.follow(plan.rows[result.counts > 0], False)
         self._update(scheduled, result, now)

@@ -135,6 +135,9 @@ def _generated(finish: Finish, now: float) -> list[_Span]:
         "baton.queue_ms": finish.queue_seconds * 1e3,
         "baton.finish_reason": finish.reason.value,
     }
+    if finish.num_draft_tokens:
+        attributes["baton.draft_tokens"] = finish.num_draft_tokens
+        attributes["baton.accepted_tokens"] = finish.num_accepted_tokens
     return [*spans, _Span("baton.worker.decode", first_token, now, attributes)]
 
 

@@ -26,6 +26,8 @@ class Finish:
     num_cached_tokens: int = 0  # prompt tokens found in this worker's cache at admission
     num_transferred_tokens: int = 0  # prompt tokens whose KV a prefill worker sent
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # guessed and verified
+    num_accepted_tokens: int = 0  # of them
     queue_seconds: float = 0.0  # submit to first scheduled; with a remote prefill, to reserve_blocks
     prefill_seconds: float = 0.0  # from there to the first token
 

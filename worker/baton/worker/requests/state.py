@@ -207,6 +207,8 @@ class RequestState:
     num_cached_tokens: int = 0
     num_transferred_tokens: int = 0
     num_preemptions: int = 0
+    num_draft_tokens: int = 0  # guessed and verified
+    num_accepted_tokens: int = 0  # of them
     line: Line = field(init=False)
     max_generated: int = field(init=False)  # tokens beyond its initial ones at which it ends
 
