@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from support.engine.engine_harness import Rig, make_request, make_rig
 from support.engine.rigs.window_executor import BLOCK_SIZE, VOCAB_SIZE, WindowExecutor, next_token
 
-from baton.rpc.errors import Unsupported
+from baton.rpc.errors import InvalidRequest
 from baton.worker.core import FinishReason, Request
 
 
@@ -32,9 +32,10 @@ def rig_of(
     depth: int = 1,
     budget: int = 32,
     rows: int = 4,
+    num_slots: int = 0,
     **settings: object,
 ) -> Rig:
-    executor = WindowExecutor(num_blocks, windows, depth, state_pages=state_pages)
+    executor = WindowExecutor(num_blocks, windows, depth, num_slots=num_slots, state_pages=state_pages)
     values = {"max_num_batched_tokens": budget, "max_num_requests": rows, **settings}
     return make_rig(executor, **values)  # type: ignore[arg-type]
 
@@ -51,6 +52,7 @@ class StateMachine(RuleBasedStateMachine):
         state_pages=st.sampled_from([(1,), (3,), (7,), (2, 3)]),
         every=st.integers(0, 3),
         share=st.sampled_from([0.0, 0.2, 0.5, 1.0]),
+        num_slots=st.sampled_from([0, 0, 8, 30, 200]),
     )
     def start(
         self,
@@ -62,6 +64,7 @@ class StateMachine(RuleBasedStateMachine):
         state_pages: tuple[int, ...],
         every: int,
         share: float,
+        num_slots: int,
     ) -> None:
         self.rig = rig_of(
             num_blocks,
@@ -70,6 +73,8 @@ class StateMachine(RuleBasedStateMachine):
             depth,
             budget,
             rows,
+            num_slots,
+            min_host_hit_tokens=0,
             state_snapshot_blocks=every,
             state_cache_share=share,
         )
@@ -229,6 +234,43 @@ def test_cached_states_take_their_part_of_the_pool() -> None:
         rig.engine.audit()
 
 
-def test_what_is_not_built_for_states_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match="host memory"):
-        make_rig(WindowExecutor(60, (), state_pages=(3,), num_slots=10))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_evicted_conversation_comes_back_from_host_memory_with_its_state(depth: int) -> None:
+    """All blocks of tokens and the state at their end: the turn finds what it finds if nothing is evicted."""
+    rig = rig_of(60, budget=64, depth=depth, num_slots=200, min_host_hit_tokens=0)
+    prompt = prompt_of(43, 1, 0)
+    request = make_request(prompt, 6)
+    rig.run(request)
+    for salt in (2, 3, 4):
+        rig.run(make_request(prompt_of(120, salt, 0), 2))
+    turn = [*prompt, *rig.seen.tokens[request.request_id], *prompt_of(9, 5, 0)]
+    again = make_request(turn, 4)
+    assert cached_tokens(rig, again) == 48
+    assert rig.seen.tokens[again.request_id] == expected_tokens(turn, 4)
+    assert rig.engine.counters().num_host_hit_tokens == 48
+    rig.assert_nothing_held()
+
+
+def test_snapshots_of_decodes_are_not_copied_to_host_memory() -> None:
+    """A long answer leaves a snapshot at the end of every block; only the last one is worth a copy."""
+    rig = rig_of(60, budget=64, num_slots=500, min_host_hit_tokens=0)
+    rig.run(make_request(prompt_of(9, 1, 0), 60))
+    for salt in (2, 3, 4):
+        rig.run(make_request(prompt_of(160, salt, 0), 1))
+    prompt = prompt_of(9, 1, 0)
+    hashes = rig.engine._scheduler.offloads.tier
+    kept = [key for key in hashes._kept if len(key) > 16]
+    assert 4 <= len(kept) <= 4 * 3  # of each prompt its end, and the marks on its way
+    rig.run(make_request([*prompt, *expected_tokens(prompt, 60), 1], 1))
+    assert rig.engine.counters().num_host_hit_tokens == 68
+
+
+@pytest.mark.parametrize("num_slots", [6, 7])
+def test_host_memory_that_holds_no_state_is_refused_by_name(num_slots: int) -> None:
+    executor = WindowExecutor(60, (), state_pages=(3, 7), num_slots=num_slots)
+    if num_slots == 7:
+        make_rig(executor)
+        return
+    with pytest.raises(InvalidRequest, match="host memory has 6 blocks, and a state of the model takes 7") as caught:
+        make_rig(executor)
+    assert caught.value.field == "host_cache_gb"

@@ -216,7 +216,7 @@ def put_in_host_memory(scheduler: Scheduler, state: RequestState) -> None:
     for block_hash in state.block_hashes:
         begun = scheduler.offloads.tier.begin(block_hash)
         assert begun is not None
-        assert scheduler.offloads.tier.landed(begun.slot)
+        assert scheduler.offloads.tier.landed(begun.slots[0])
 
 
 def place_with_prefix_in_host_memory(scheduler: Scheduler, length: int, priority: int = 0) -> RequestState:

@@ -90,7 +90,8 @@ class WindowExecutor:
         self._words[:] = _NO_WORD
         self._hook: LayerHook | None = None
         self._launched: deque[StepPlan | Callable[[], None]] = deque()  # steps, and copies in their order
-        self.host = WindowHost(self._words, self._launched, num_slots) if num_slots else None
+        most = max(map(self.kv_spec.pages_each, self.kv_spec.groups))
+        self.host = WindowHost(self._words, self._launched, num_slots, most) if num_slots else None
 
     def launch(self, plan: StepPlan) -> None:
         assert plan.head is HeadKind.GENERATE
@@ -207,8 +208,10 @@ class WindowHost:
         words: NDArray[np.uint32],  # [blocks, 2, tokens]
         launched: deque[StepPlan | Callable[[], None]],
         num_slots: int,
+        num_pages: int,  # of the largest block
     ) -> None:
         self.num_slots = num_slots
+        self._num_pages = num_pages
         self._words = words
         self._launched = launched
         self._slots: dict[HostSlot, NDArray[np.uint32]] = {}
@@ -216,7 +219,7 @@ class WindowHost:
         self._restores: list[RestoreCopy] = []  # that wait for no step
 
     def capacity(self) -> int:
-        return 3 + self.num_slots // 5
+        return 2 + self._num_pages + self.num_slots // 5
 
     def offload(self, copies: Sequence[tuple[BlockId, HostSlot]]) -> None:
         def read() -> None:

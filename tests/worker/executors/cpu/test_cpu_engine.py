@@ -67,11 +67,18 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return SAMPLE_MODEL, load_transformers(SAMPLE_MODEL)
 
 
-def make_engine(folder: Path, num_blocks: int = 200, budget: int = 512, rows: int = 16) -> Engine:
+def make_engine(
+    folder: Path, num_blocks: int = 200, budget: int = 512, rows: int = 16, host_cache_gb: float = 0.0
+) -> Engine:
     config = WorkerConfig(
-        model=str(folder), threads=1, block_size=BLOCK_SIZE, num_blocks=num_blocks, max_num_requests=rows
+        model=str(folder),
+        threads=1,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        max_num_requests=rows,
+        host_cache_gb=host_cache_gb,
     )
-    settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget)
+    settings = EngineSettings(max_num_requests=rows, max_num_batched_tokens=budget, min_host_hit_tokens=0)
     return Engine(CpuExecutor(config), settings, epoch=1)
 
 
@@ -139,6 +146,21 @@ def test_preempted_requests_equal_transformers(subject: tuple[Path, PreTrainedMo
     run(engine, requests, stagger=3)
     assert engine.counters().num_preemptions > 0
     check(model, requests)
+
+
+@of_each_kind
+def test_prefixes_from_host_memory_equal_transformers(subject: tuple[Path, PreTrainedModel]) -> None:
+    """Other prompts evict a conversation's blocks, and its state; its next turn finds them in host memory."""
+    folder, model = subject
+    engine = make_engine(folder, num_blocks=16 + state_pages(folder), budget=24, host_cache_gb=0.02)
+    first = make_request("first", list(range(20, 63)))
+    others = [make_request(str(index), prompt) for index, prompt in enumerate(prompts(3, 60, seed=9))]
+    for request in (first, *others):
+        run(engine, [request])
+    turn = make_request("turn", [*first.token_ids, 7, 8, 9])
+    run(engine, [turn])
+    check(model, [first, *others, turn])
+    assert engine.counters().num_host_hit_tokens >= 40
 
 
 @of_each_kind

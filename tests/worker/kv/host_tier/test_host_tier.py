@@ -27,8 +27,8 @@ def keep(tier: HostTier, *numbers: int) -> list[HostSlot]:
     for number in numbers:
         begun = tier.begin(hash_of(number))
         assert begun is not None
-        assert tier.landed(begun.slot)
-        slots.append(begun.slot)
+        assert tier.landed(begun.slots[0])
+        slots.append(begun.slots[0])
     return slots
 
 
@@ -41,8 +41,8 @@ def test_a_block_is_found_only_once_its_copy_has_landed():
     assert begun is not None
     assert hash_of(1) in tier
     assert tier.lookup([hash_of(1)]) == []
-    assert tier.landed(begun.slot)
-    assert tier.lookup([hash_of(1)]) == [begun.slot]
+    assert tier.landed(begun.slots[0])
+    assert tier.lookup([hash_of(1)]) == [*begun.slots]
 
 
 def test_the_least_recently_used_block_is_evicted():
@@ -51,7 +51,7 @@ def test_the_least_recently_used_block_is_evicted():
     tier.touch(hash_of(1))
     begun = tier.begin(hash_of(3))
     assert begun is not None
-    assert begun.evicted == hash_of(2)
+    assert begun.evicted == [hash_of(2)]
     assert tier.lookup([hash_of(1)])
 
 
@@ -71,7 +71,7 @@ def test_a_failed_copy_leaves_an_empty_slot():
     tier = HostTier(1)
     begun = tier.begin(hash_of(1))
     assert begun is not None
-    assert tier.fail(begun.slot) == hash_of(1)
+    assert tier.fail(begun.slots[0]) == hash_of(1)
     assert hash_of(1) not in tier
     assert tier.begin(hash_of(2)) is not None
 
@@ -80,10 +80,10 @@ def test_a_voided_copy_is_never_found_and_its_slot_not_reused_before_it_ends():
     tier = HostTier(1)
     begun = tier.begin(hash_of(1))
     assert begun is not None
-    assert tier.void(begun.slot) == hash_of(1)
-    assert tier.void(begun.slot) is None
+    assert tier.void(begun.slots[0]) == hash_of(1)
+    assert tier.void(begun.slots[0]) is None
     assert tier.begin(hash_of(2)) is None
-    assert not tier.landed(begun.slot)
+    assert not tier.landed(begun.slots[0])
     assert tier.lookup([hash_of(1)]) == []
     assert tier.begin(hash_of(1)) is not None
 
@@ -98,11 +98,75 @@ def test_a_reset_forgets_everything_but_waits_for_the_copies_under_way():
     assert tier.cached_hashes() == b""
     assert tier.take_events() == []
     assert not any(hash_of(number) in tier for number in (1, 2, 3))
-    assert tier.begin(hash_of(4)) == (kept, None)
+    assert tier.begin(hash_of(4)) == ((kept,), [])
     assert tier.begin(hash_of(5)) is None
-    assert not tier.landed(begun.slot)
+    assert not tier.landed(begun.slots[0])
     tier.unpin([read])
-    assert {tier.begin(hash_of(number)).slot for number in (5, 6)} == {read, begun.slot}  # type: ignore[union-attr]
+    assert {tier.begin(hash_of(number)).slots for number in (5, 6)} == {(read,), begun.slots}  # type: ignore[union-attr]
+
+
+def keep_state(tier: HostTier, number: int, count: int) -> list[HostSlot]:
+    """Puts a state of `count` blocks into host memory."""
+    begun = tier.begin(hash_of(number), count)
+    assert begun is not None
+    assert all(map(tier.landed, begun.slots))
+    return list(begun.slots)
+
+
+def test_a_state_is_found_only_once_all_its_copies_have_landed():
+    tier = HostTier(3)
+    begun = tier.begin(hash_of(1), 3)
+    assert begun is not None
+    for slot in begun.slots:
+        assert tier.lookup([hash_of(1)]) == []
+        assert tier.landed(slot)
+    assert tier.lookup([hash_of(1)]) == [*begun.slots]
+    assert tier.num_kept == 1
+    assert tier.num_kept_slots == 3
+
+
+def test_a_state_takes_the_slots_of_as_many_others_as_it_needs():
+    tier = HostTier(4)
+    keep(tier, 1, 2, 3)
+    begun = tier.begin(hash_of(4), 3)
+    assert begun is not None
+    assert begun.evicted == [hash_of(1), hash_of(2)]
+    assert tier.lookup([hash_of(3)])
+
+
+def test_a_block_takes_the_slot_of_a_state_which_is_then_gone_as_a_whole():
+    tier = HostTier(3)
+    keep_state(tier, 1, 3)
+    begun = tier.begin(hash_of(2))
+    assert begun is not None
+    assert begun.evicted == [hash_of(1)]
+    assert tier.lookup([hash_of(1)]) == []
+    assert tier.begin(hash_of(3), 2) is not None
+    tier.audit([])
+
+
+def test_a_state_that_is_too_large_beside_what_restores_read_evicts_nothing():
+    tier = HostTier(3)
+    tier.pin(keep(tier, 1))
+    keep(tier, 2)
+    assert tier.begin(hash_of(3), 3) is None
+    assert tier.lookup([hash_of(2)])
+
+
+@pytest.mark.parametrize("ends", ["fail", "void"])
+def test_one_bad_copy_voids_the_whole_state(ends: str):
+    tier = HostTier(3)
+    begun = tier.begin(hash_of(1), 3)
+    assert begun is not None
+    first, second, third = begun.slots
+    assert tier.landed(first)
+    assert getattr(tier, ends)(second) == hash_of(1)
+    assert hash_of(1) not in tier
+    if ends == "void":
+        assert not tier.landed(second)
+    assert not tier.landed(third)
+    tier.audit([])
+    assert tier.begin(hash_of(2), 3) is not None
 
 
 def test_events_name_the_tier():
@@ -270,6 +334,71 @@ def test_a_failed_copy_is_tried_again():
     pool.audit()
 
 
+def cache_state(pool: BlockPool, number: int, count: int, *, first: bool = False) -> list[BlockId]:
+    """Allocates, stores and frees a state of `count` blocks."""
+    block_ids = pool.allocate(count)
+    assert block_ids is not None
+    pool.join(block_ids)
+    pool.store(block_ids[:1], [hash_of(number)])
+    pool.free(block_ids[:1], first=first)
+    return block_ids
+
+
+def test_a_state_is_copied_whole_before_its_blocks_are_reused():
+    pool, offloads = make_pool(4)
+    block_ids = cache_state(pool, 1, 3)
+    assert pool.allocate(2) is not None
+    copies = offloads.take(pool.num_empty)
+    assert [block_id for block_id, _ in copies] == block_ids
+    assert len({slot for _, slot in copies}) == 3
+    for _, slot in copies:
+        assert offloads.landed(slot)
+    assert offloads.tier.lookup([hash_of(1)]) == [slot for _, slot in copies]
+    pool.audit()
+
+
+def test_a_state_is_not_copied_in_parts():
+    pool, offloads = make_pool(4, capacity=2)
+    cache_state(pool, 1, 3)
+    assert pool.allocate(2) is not None
+    assert offloads.take(pool.num_empty) == []
+    assert offloads.num_dropped == 3
+
+
+def test_a_snapshot_where_nobody_continues_is_not_copied():
+    pool, offloads = make_pool(4, target=4)
+    block_ids = cache_state(pool, 1, 3, first=True)
+    assert offloads.take(pool.num_empty) == []
+    assert pool.allocate(4) is not None
+    assert offloads.take(pool.num_empty) == []
+    assert offloads.num_dropped == 0
+    pool.free(block_ids)
+    pool.audit()
+
+
+def test_blocks_of_a_clean_state_count_as_evictable_without_loss():
+    pool, offloads = make_pool(5, target=3)
+    cache(pool, 1)
+    cache_state(pool, 2, 3)
+    cache(pool, 3)
+    assert [len(offloads.take(pool.num_empty)) for _ in range(2)] == [4, 0]
+    pool.audit()
+
+
+def test_a_peer_that_gets_one_block_of_a_state_voids_its_copy():
+    pool, offloads = make_pool(4, target=4)
+    cache_state(pool, 1, 3)
+    copies = offloads.take(pool.num_empty)
+    assert len(copies) == 3
+    fresh = pool.allocate(4)  # evicts it in order: the copy is still good
+    assert fresh is not None
+    pool.free(fresh)
+    assert pool.lease(2) is not None  # one of them at least
+    assert not any(offloads.landed(slot) for _, slot in copies)
+    assert offloads.tier.num_kept == 0
+    offloads.tier.audit([])
+
+
 def test_more_slots_than_a_small_host_memory_has_are_never_promised():
     pool, offloads = make_pool(6, num_slots=2, target=6)
     cache(pool, 1, 2, 3, 4, 5, 6)
@@ -293,9 +422,10 @@ class OffloadMachine(RuleBasedStateMachine):
         self.slots: dict[HostSlot, int] = {}
         self.holds: list[list[BlockId]] = []
         self.leases: list[list[BlockId]] = []
+        self.sizes: dict[int, int] = {}  # blocks of the states among these
         self.queued: list[tuple[BlockId, HostSlot]] = []  # copies out that the device has not read yet
         self.under_way: list[HostSlot] = []
-        self.reads: list[tuple[HostSlot, int]] = []
+        self.reads: list[tuple[list[HostSlot], int]] = []
         self.found: set[bytes] = set()
 
     @rule(count=st.integers(1, 4), first=st.integers(0, 12), capacity=st.integers(0, 4))
@@ -309,6 +439,19 @@ class OffloadMachine(RuleBasedStateMachine):
             self.device[block_id] = number
             self.pool.store([block_id], [hash_of(number)])
         self.holds.append(block_ids)
+
+    @rule(number=st.integers(20, 24), size=st.integers(2, 4), capacity=st.integers(0, 4))
+    def step_with_state(self, number: int, size: int, capacity: int) -> None:
+        """Does the same with a state. Its blocks hold its number and their own places."""
+        self.offloads.capacity = capacity
+        size = self.sizes.setdefault(number, size)
+        block_ids = self.pool.allocate(size)
+        self.start_copies()
+        self.read_queued()
+        if block_ids is not None:
+            self.device.update({block_id: number + 100 * place for place, block_id in enumerate(block_ids)})
+            self.pool.store([self.pool.join(block_ids)], [hash_of(number)])
+            self.holds.append(block_ids[:1])
 
     @rule(capacity=st.integers(0, 4))
     def start_copies_behind_a_step(self, capacity: int) -> None:
@@ -326,14 +469,24 @@ class OffloadMachine(RuleBasedStateMachine):
         self.queued.clear()
 
     @precondition(lambda self: self.holds)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
-        self.pool.free(self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1))))
+    @rule(data=st.data(), first=st.booleans())
+    def free(self, data: st.DataObject, first: bool) -> None:
+        self.pool.free(self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1))), first=first)
 
     @rule(first=st.integers(0, 12), count=st.integers(1, 4))
     def touch(self, first: int, count: int) -> None:
         found = self.pool.lookup([hash_of(number) for number in range(first, first + count)])
         assert [self.device[block_id] for block_id in found] == list(range(first, first + len(found)))
+        self.pool.touch(found)
+        self.holds.append(found)
+
+    @rule(number=st.integers(20, 24))
+    def touch_state(self, number: int) -> None:
+        found = self.pool.lookup([hash_of(number)])
+        for block_id in found:
+            pages = self.pool.pages_of(block_id)
+            assert [self.device[page] for page in pages] == [number + 100 * place for place in range(len(pages))]
+            assert len(pages) == self.sizes[number]
         self.pool.touch(found)
         self.holds.append(found)
 
@@ -363,14 +516,20 @@ class OffloadMachine(RuleBasedStateMachine):
     def read(self, first: int, count: int) -> None:
         slots = self.offloads.tier.lookup([hash_of(number) for number in range(first, first + count)])
         self.offloads.tier.pin(slots)
-        self.reads += zip(slots, range(first, first + count), strict=False)
+        self.reads += zip([[slot] for slot in slots], range(first, first + count), strict=False)
+
+    @rule(number=st.integers(20, 24))
+    def read_state(self, number: int) -> None:
+        if slots := self.offloads.tier.lookup([hash_of(number)]):
+            self.offloads.tier.pin(slots)
+            self.reads.append((slots, number))
 
     @precondition(lambda self: self.reads)
     @rule()
     def end_read(self) -> None:
-        slot, number = self.reads.pop()
-        assert self.slots[slot] == number
-        self.offloads.tier.unpin([slot])
+        slots, number = self.reads.pop()
+        assert [self.slots[slot] for slot in slots] == [number + 100 * place for place in range(len(slots))]
+        self.offloads.tier.unpin(slots)
 
     @rule()
     def reset(self) -> None:
@@ -383,13 +542,14 @@ class OffloadMachine(RuleBasedStateMachine):
             return
         tier = self.offloads.tier
         self.pool.audit()
-        tier.audit([[slot] for slot, _ in self.reads])
+        tier.audit([slots for slots, _ in self.reads])
         cached = tier.cached_hashes()
         hashes = [BlockHash(cached[start : start + 16]) for start in range(0, len(cached), 16)]
-        assert len(hashes) == tier.num_kept <= tier.num_slots
+        assert len(hashes) == tier.num_kept <= tier.num_kept_slots <= tier.num_slots
         for block_hash in hashes:
-            (slot,) = tier.lookup([block_hash])
-            assert self.slots[slot] == int.from_bytes(block_hash, "little")
+            slots, number = tier.lookup([block_hash]), int.from_bytes(block_hash, "little")
+            assert [self.slots[slot] for slot in slots] == [number + 100 * place for place in range(len(slots))]
+            assert len(slots) == self.sizes.get(number, 1)
         for event in tier.take_events():
             changed = {event.block_hashes[start : start + 16] for start in range(0, len(event.block_hashes), 16)}
             assert changed.isdisjoint(self.found) == isinstance(event, StoredEvent)

@@ -34,6 +34,6 @@ def load_snapshot(
         decode_step_seconds=rates.decode_step_seconds,
         decode_tokens_per_step=rates.decode_tokens_per_step,
         num_host_blocks=scheduler.offloads.tier.num_slots,
-        num_cached_host_blocks=scheduler.offloads.tier.num_kept,
+        num_cached_host_blocks=scheduler.offloads.tier.num_kept_slots,
         restore_bytes_per_second=restore_bytes_per_second,
     )

@@ -173,7 +173,7 @@ class BlockPool:
             if first:
                 cached.move_to_end(block_id, last=False)
             if offloads is not None:
-                offloads.cached(block_id, block_hash)
+                offloads.cached(block_id, block_hash, self._joined.get(block_id, _NO_BLOCKS), expected=not first)
         if self._num_cached_joined > self._most_cached_joined:
             self._evict_joined()
 
@@ -264,7 +264,8 @@ class BlockPool:
         self._check_free_lists()
         self._check_hashes()
         if self._offloads is not None:
-            self._offloads.audit({block_id: self._hash(block_id) for block_id in self._cached})
+            states = {block_id: self._joined[block_id] for block_id in self._cached_joined}
+            self._offloads.audit({block_id: self._hash(block_id) for block_id in self._cached}, states)
         num_held = sum(
             1 + len(self._joined.get(BlockId(number), ())) for number, count in enumerate(self._num_references) if count
         )
@@ -358,9 +359,11 @@ class BlockPool:
         if self._offloads is not None:
             for block_id, block_hash in zip(block_ids, removed, strict=True):
                 self._offloads.evicted(block_id, block_hash, in_order)
-                if not in_order:
-                    self._offloads.overwritten(block_id)
-        return self._parted(block_ids) if self._joined else block_ids
+        all_ids = self._parted(block_ids) if self._joined else block_ids
+        if self._offloads is not None and not in_order:
+            for block_id in all_ids:
+                self._offloads.overwritten(block_id)
+        return all_ids
 
     def _parted(self, block_ids: Sequence[BlockId]) -> list[BlockId]:
         """Ends the states among these evicted blocks. Returns all their blocks."""

@@ -76,6 +76,11 @@ class PartialGroups:
         """Whether some groups hold states."""
         return bool(self._states)
 
+    @property
+    def largest_state(self) -> int:
+        """The pages of the largest state; 0: there are none."""
+        return max((group.pages for group in self._states), default=0)
+
     def num_pages(self, counts: Iterable[int]) -> int:
         """Returns the pages of so many blocks in each group."""
         return sum(count * pages for count, pages in zip(counts, self.pages, strict=True))

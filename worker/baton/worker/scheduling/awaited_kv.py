@@ -6,6 +6,7 @@ Calls that end a wait return the other requests that may continue.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from baton.worker.core import BlockId
 from baton.worker.kv.holdings import Holdings
@@ -132,10 +133,12 @@ class AwaitedKv:
 
     def _begin_restore(self, state: RequestState, prefix: Restorable) -> None:
         """Makes the request wait until the prefix is on the device. Takes over the hold of its blocks."""
-        fresh = self._holdings.allocate(len(prefix.slots), in_order=False)
+        pages = self._holdings.allocate(len(prefix.slots), in_order=False)
+        rest = iter(pages)
+        fresh = [self._pool.join(list(islice(rest, size))) for size in prefix.sizes]
         state.phase = Phase.RESTORING
         state.restored = True
-        self._restores.begin(state, prefix, fresh, fenced=self._holdings.fenced)
+        self._restores.begin(state, prefix, fresh, pages, fenced=self._holdings.fenced)
         self._holdings.prefixes.begin(state, prefix.start, prefix.stop)
 
     def end_restore(self, restore_id: int, landed: bool) -> tuple[int, list[RequestState]]:

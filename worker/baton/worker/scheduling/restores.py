@@ -30,7 +30,7 @@ class Restore:
     restore_id: int
     state: RequestState | None  # None: the request has ended
     prefix: Restorable  # its blocks are held, its slots pinned
-    fresh: list[BlockId]  # held, and written from the slots
+    fresh: list[BlockId]  # held, and written from the slots; of states the first block
     wanted: bool = True  # False: the cache was reset since
 
     @property
@@ -106,10 +106,12 @@ class Restores:
         num_tokens = (prefix.stop - prefix.start) * self._block_size
         return self.cost.pays(num_tokens, len(prefix.slots), self._num_blocks)
 
-    def begin(self, state: RequestState, prefix: Restorable, fresh: list[BlockId], fenced: bool) -> None:
-        """Begins a restore, which takes over the hold of the prefix's blocks and of these ones.
+    def begin(
+        self, state: RequestState, prefix: Restorable, fresh: list[BlockId], pages: list[BlockId], fenced: bool
+    ) -> None:
+        """Begins a restore, which takes over the hold of the prefix's blocks and of the fresh ones.
 
-        `fenced`: steps may still write the fresh ones.
+        `pages`: the fresh ones, with all blocks of states. `fenced`: steps may still write these.
         """
         self._num_begun += 1
         restore = Restore(self._num_begun, state, prefix, fresh)
@@ -118,7 +120,7 @@ class Restores:
         self._tier.pin(prefix.slots)
         for key in reversed(prefix.keys):
             self._tier.touch(key)
-        copies = tuple(zip(prefix.slots, fresh, strict=True))
+        copies = tuple(zip(prefix.slots, pages, strict=True))
         self._begun.append(RestoreCopy(restore.restore_id, copies, fenced))
 
     def take(self) -> list[RestoreCopy]:

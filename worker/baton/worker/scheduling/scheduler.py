@@ -70,7 +70,7 @@ class Scheduler:
             settings.state_cache_share,
         )
         if holdings.partial.has_states:
-            _check_states(settings, num_host_slots, max_step_tokens)
+            _check_states(settings, num_host_slots, holdings.partial.largest_state, max_step_tokens)
         self.offloads = holdings.offloads
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
@@ -373,11 +373,13 @@ class Scheduler:
             draft.chunks[state] = self._holdings.partial.chunk_end(state, start, start + chunk) - start
 
 
-def _check_states(settings: EngineSettings, num_host_slots: int, max_step_tokens: int) -> None:
-    """Raises Unsupported for what is not built for models with states."""
-    if num_host_slots:
-        raise Unsupported(
-            "models with states have no host memory for evicted blocks: it must be 0", field="host_cache_gb"
+def _check_states(settings: EngineSettings, num_host_slots: int, num_pages: int, max_step_tokens: int) -> None:
+    """Raises InvalidRequest or Unsupported for what cannot be with states, of which the largest has so many pages."""
+    if 0 < num_host_slots < num_pages:
+        raise InvalidRequest(
+            f"host memory has {num_host_slots} blocks, and a state of the model takes {num_pages}: raise it, or leave "
+            "it out",
+            field="host_cache_gb",
         )
     if max_step_tokens > 1:
         raise Unsupported(

@@ -21,6 +21,7 @@ class Restorable:
     held: list[BlockId]  # its blocks on the device, in all groups
     slots: list[HostSlot]  # the others, in host memory
     keys: list[BlockHash]  # of those
+    sizes: list[int]  # slots of each: of a state there are several
 
 
 def find_restorable(
@@ -36,11 +37,13 @@ def find_restorable(
     if stop <= start:
         return None
     keys = list(block_hashes[len(held) : stop])
-    found = Restorable(start, stop, held[:stop], slots[: len(keys)], keys)
+    found = Restorable(start, stop, held[:stop], slots[: len(keys)], keys, [1] * len(keys))
     for key in partial.keys_before(state, stop):
         if on_device := pool.lookup([key]):
             found.held.extend(on_device)
         else:
-            found.slots.extend(tier.lookup([key]))
+            in_host = tier.lookup([key])
+            found.slots.extend(in_host)
             found.keys.append(key)
+            found.sizes.append(len(in_host))
     return found if found.slots else None

@@ -7,12 +7,15 @@ kept     yes       begin of another (evicted, least recently used first; never w
 void     no        the end of its copy: landed, fail or the last unpin (to empty)
 
 A slot is void while a copy may still write or read it, though its contents are not needed.
+
+A state of a recurrent layer takes several slots, one for each of its blocks. They are kept and evicted together.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from baton.rpc.errors import DataLoss
@@ -21,10 +24,10 @@ from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
 
 
 class Begun(NamedTuple):
-    """A slot for a copy, and the block that was evicted from it."""
+    """The slots for a copy, and the blocks that were evicted from them."""
 
-    slot: HostSlot
-    evicted: BlockHash | None
+    slots: tuple[HostSlot, ...]
+    evicted: list[BlockHash]
 
 
 class HostTier:
@@ -32,9 +35,9 @@ class HostTier:
 
     def __init__(self, num_slots: int, num_groups: int = 1) -> None:
         self.num_slots = num_slots
-        self._kept: OrderedDict[BlockHash, HostSlot] = OrderedDict()  # the next to evict first
-        self._filling: dict[BlockHash, HostSlot] = {}
-        self._hash_of: dict[HostSlot, BlockHash] = {}  # of the slots that are being filled
+        self._kept: OrderedDict[BlockHash, tuple[HostSlot, ...]] = OrderedDict()  # the next to evict first
+        self._filling: dict[BlockHash, tuple[HostSlot, ...]] = {}
+        self._hash_of: dict[HostSlot, BlockHash] = {}  # of the slots of these that no copy has filled yet
         self._void: set[HostSlot] = set()
         self._pins: dict[HostSlot, int] = {}  # number of restores that read the slot
         self._num_used = 0  # slots from this one on were never used
@@ -47,58 +50,61 @@ class HostTier:
 
     @property
     def num_kept(self) -> int:
-        """Blocks that are findable."""
+        """Blocks that are findable; a state counts as one."""
         return len(self._kept)
 
-    def begin(self, block_hash: BlockHash) -> Begun | None:
-        """Returns a slot for a copy of a block. None: copies are in progress in all slots."""
+    @property
+    def num_kept_slots(self) -> int:
+        """Slots of these."""
+        return self._num_used - len(self._empty) - len(self._void) - len(self._hash_of)
+
+    def begin(self, block_hash: BlockHash, count: int = 1) -> Begun | None:
+        """Returns `count` slots for a copy of a block. None: copies are in progress in too many slots."""
         assert block_hash not in self, f"block {block_hash.hex()} is in host memory already"
-        evicted: BlockHash | None = None
-        if self._empty:
-            slot = self._empty.pop()
-        elif self._num_used < self.num_slots:
-            slot = HostSlot(self._num_used)
-            self._num_used += 1
-        else:
-            evicted = next((known for known, slot in self._kept.items() if slot not in self._pins), None)
-            if evicted is None:
-                return None
-            slot = self._kept.pop(evicted)
-            self._events.removed(evicted)
-        self._filling[block_hash] = slot
-        self._hash_of[slot] = block_hash
-        return Begun(slot, evicted)
+        evicted = self._evictable(count - len(self._empty) - (self.num_slots - self._num_used))
+        if evicted is None:
+            return None
+        for known in evicted:
+            self._empty += self._kept.pop(known)
+            self._events.removed(known)
+        slots = tuple(self._take_slot() for _ in range(count))
+        self._filling[block_hash] = slots
+        self._hash_of.update(dict.fromkeys(slots, block_hash))
+        return Begun(slots, evicted)
 
     def landed(self, slot: HostSlot) -> bool:
-        """Records that the copy into the slot is complete. False: it is void."""
-        block_hash = self._end_filling(slot)
-        if block_hash is None:
+        """Records that the copy into the slot is complete. False: it is void.
+
+        The block is findable when all its slots have landed.
+        """
+        if slot in self._void:
+            self._empty_void(slot)
             return False
-        self._kept[block_hash] = slot
-        self._events.stored(block_hash)
+        block_hash = self._hash_of.pop(slot)
+        slots = self._filling[block_hash]
+        if self._hash_of.keys().isdisjoint(slots):
+            self._kept[block_hash] = self._filling.pop(block_hash)
+            self._events.stored(block_hash)
         return True
 
     def fail(self, slot: HostSlot) -> BlockHash | None:
         """Records that the copy into the slot has failed. Returns the block that is therefore not here."""
-        block_hash = self._end_filling(slot)
-        if block_hash is not None:
-            self._empty.append(slot)
+        block_hash = None if slot in self._void else self._abandon(self._hash_of[slot])
+        self._empty_void(slot)
         return block_hash
 
     def void(self, slot: HostSlot) -> BlockHash | None:
         """Records that a block may change while it is copied. Returns the block that is therefore not here."""
-        block_hash = self._end_filling(slot) if slot not in self._void else None
-        self._void.add(slot)
-        return block_hash
+        return None if slot in self._void else self._abandon(self._hash_of[slot])
 
     def lookup(self, block_hashes: Sequence[BlockHash]) -> list[HostSlot]:
         """Returns the slots of the first of these blocks, up to one that is not here."""
         slots: list[HostSlot] = []
         for block_hash in block_hashes:
-            slot = self._kept.get(block_hash)
-            if slot is None:
+            found = self._kept.get(block_hash)
+            if found is None:
                 break
-            slots.append(slot)
+            slots += found
         return slots
 
     def touch(self, block_hash: BlockHash) -> None:
@@ -118,15 +124,13 @@ class HostTier:
             if self._pins[slot] == 0:
                 del self._pins[slot]
                 if slot in self._void:
-                    self._void.remove(slot)
-                    self._empty.append(slot)
+                    self._empty_void(slot)
 
     def reset(self) -> None:
         """Forgets the contents of every slot, and pending events. Copies in progress continue, and are void."""
-        self._void.update(self._filling.values())
-        self._filling.clear()
-        self._hash_of.clear()
-        for slot in self._kept.values():
+        for block_hash in list(self._filling):
+            self._abandon(block_hash)
+        for slot in chain.from_iterable(self._kept.values()):
             if slot in self._pins:
                 self._void.add(slot)
             else:
@@ -148,12 +152,13 @@ class HostTier:
 
     def audit(self, reading: Sequence[Sequence[HostSlot]]) -> None:
         """Raises DataLoss if the slots are inconsistent, or differ from those that restores read."""
-        slots = [*self._empty, *self._kept.values(), *self._filling.values(), *self._void]
+        kept, filling = (list(chain.from_iterable(held.values())) for held in (self._kept, self._filling))
+        slots = [*self._empty, *kept, *filling, *self._void]
         if len(set(slots)) != len(slots) or sorted(slots) != list(range(self._num_used)):
             raise DataLoss(
                 f"{len(set(slots))} of {self._num_used} used host slots are accounted for {len(slots)} times"
             )
-        if {slot: block_hash for block_hash, slot in self._filling.items()} != self._hash_of:
+        if {slot: known for known, held in self._filling.items() for slot in held} != self._hash_of:
             raise DataLoss("the host slots that are being filled and their blocks differ")
         if self._kept.keys() & self._filling.keys():
             raise DataLoss("a block is in host memory and also being copied there")
@@ -163,14 +168,37 @@ class HostTier:
                 counts[slot] = counts.get(slot, 0) + 1
         if counts != self._pins:
             raise DataLoss(f"{len(self._pins)} host slots are pinned, the restores read {len(counts)}")
-        if stray := counts.keys() - set(self._kept.values()) - self._void:
+        if stray := counts.keys() - set(kept) - self._void:
             raise DataLoss(f"a restore reads host slot {min(stray)}, which holds no block")
 
-    def _end_filling(self, slot: HostSlot) -> BlockHash | None:
-        if slot in self._void:
-            self._void.remove(slot)
-            self._empty.append(slot)
-            return None
-        block_hash = self._hash_of.pop(slot)
-        del self._filling[block_hash]
+    def _evictable(self, count: int) -> list[BlockHash] | None:
+        """Returns the least recently used blocks in at least `count` slots. None: restores read too many of them."""
+        found: list[BlockHash] = []
+        if count <= 0:
+            return found
+        for known, slots in self._kept.items():
+            if slots[0] not in self._pins:
+                found.append(known)
+                count -= len(slots)
+                if count <= 0:
+                    return found
+        return None
+
+    def _take_slot(self) -> HostSlot:
+        if self._empty:
+            return self._empty.pop()
+        self._num_used += 1
+        return HostSlot(self._num_used - 1)
+
+    def _abandon(self, block_hash: BlockHash) -> BlockHash:
+        """Ends a copy that is useless. Its slots are void until what is in progress there has ended."""
+        for slot in self._filling.pop(block_hash):
+            if self._hash_of.pop(slot, None) is None:
+                self._empty.append(slot)
+            else:
+                self._void.add(slot)
         return block_hash
+
+    def _empty_void(self, slot: HostSlot) -> None:
+        self._void.remove(slot)
+        self._empty.append(slot)

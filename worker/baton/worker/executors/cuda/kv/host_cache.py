@@ -70,10 +70,11 @@ class HostCache:
     ) -> None:
         size = spec.page_bytes
         staged = min(-(-tokens_per_step // spec.block_size), _MOST_STAGING_BYTES // size, num_slots)
+        staged = max(1, staged, *map(spec.pages_each, spec.groups))  # the blocks of one state are copied together
         self.num_slots = num_slots
         self._kv = kv
         self._wait_for_device = synchronize
-        self._ring = StagingRing(max(1, staged))
+        self._ring = StagingRing(staged)
         self._piece = max(1, _PIECE_BYTES // size)
         self._staged = torch.empty(self._ring.size, size, dtype=torch.uint8, device=device)
         self._arrived = torch.empty(self._piece, size, dtype=torch.uint8, device=device)
