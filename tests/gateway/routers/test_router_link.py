@@ -48,6 +48,36 @@ async def test_requests_of_one_turn_go_in_one_message_on_one_stream(router, link
     assert router.num_streams == 1
 
 
+async def test_placements_of_background_requests_wait_for_each_other_until_an_urgent_one_comes(
+    router, link, monkeypatch
+):
+    monkeypatch.setattr("baton.gateway.routers.link._PATIENCE_SECONDS", 0.3)
+    background = router_pb2.PlaceRequest(model="m", num_prompt_tokens=100, max_tokens=10, priority=1000)
+    await link.place(background, 5)
+    first = asyncio.create_task(link.place(background, 5))
+    for _ in range(5):
+        await asyncio.sleep(0.001)
+    await asyncio.gather(first, *(link.place(background, 5) for _ in range(3)))
+    waits = asyncio.create_task(link.place(background, 5))
+    await asyncio.sleep(0)
+    await link.place(REQUEST, 5)
+    await waits
+    assert [len(message.entries) for message in router.stream_messages] == [1, 4, 2]
+
+
+async def test_a_background_placement_that_is_cancelled_while_it_waits_is_never_sent(router, link):
+    background = router_pb2.PlaceRequest(model="m", priority=1000)
+    await link.place(REQUEST, 5)
+    waits = asyncio.create_task(link.place(background, 5))
+    await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    await asyncio.sleep(0.05)
+    await link.place(REQUEST, 5)
+    assert len(router.places) == 2
+
+
 async def test_a_stream_that_cannot_be_written_ends(link, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr(link, "_take_unsent", lambda: 1 / 0)
