@@ -93,3 +93,16 @@ def test_an_error_in_a_lane_is_raised_and_the_next_step_runs() -> None:
 def test_few_tokens_stay_on_the_callers_thread() -> None:
     found = Lanes(2).forward(lambda part: torch.tensor([threading.get_ident()]), inputs_of([LEAST_TOKENS]))
     assert found.tolist() == [threading.get_ident()]
+
+
+def test_the_ops_of_a_lane_use_one_thread() -> None:
+    def number(part: WholeInputs) -> torch.Tensor:
+        return torch.ones(1 << 20).sum() * 0 + torch.tensor([torch.get_num_threads()])
+
+    with threads_kept():
+        torch.set_num_threads(2)
+        lanes = Lanes(2)
+        found = lanes.forward(number, inputs_of([LEAST_TOKENS] * 2))
+        lanes.close()
+        assert torch.get_num_threads() == 2
+    assert found.tolist() == [1, 1]

@@ -53,6 +53,7 @@ def _started(num_lanes: int) -> ThreadPoolExecutor:
     all_run = threading.Barrier(num_lanes + 1)
 
     def begin() -> None:
+        torch.get_num_threads()  # a thread's first op or query of the number sets the one of the process
         torch.set_num_threads(1)
         all_run.wait()
 
