@@ -73,6 +73,40 @@ def test_changes_made_here_count_before_they_are_reported(catalog: ModelCatalog,
     assert names(catalog) == ["old"], "it is not: workers lost one and have the other"
 
 
+def test_what_another_gateway_removes_is_gone_with_the_next_report(catalog: ModelCatalog) -> None:
+    catalog.add_adapter(NAME, adapter("a"))
+    catalog.update([info()])
+    assert names(catalog) == ["a"], "not reported yet"
+    catalog.update([info(adapter("a"))])
+    catalog.update([info()])
+    assert names(catalog) == []
+
+
+def test_a_report_may_come_before_the_answers_of_workers(catalog: ModelCatalog) -> None:
+    catalog.update([info(adapter("a"))])
+    catalog.add_adapter(NAME, adapter("a"))
+    catalog.update([info()])
+    assert names(catalog) == []
+
+
+def test_what_no_report_ever_shows_ends_without_a_report(catalog: ModelCatalog, clock: Clock) -> None:
+    catalog.update([info()])
+    catalog.add_adapter(NAME, adapter("a"))
+    clock.sleep(10)
+    assert names(catalog) == [], "another gateway removed it before it was reported"
+    with pytest.raises(NotFound):
+        catalog.get("a")
+
+
+def test_what_another_gateway_loads_again_is_served_at_once(catalog: ModelCatalog) -> None:
+    catalog.update([info(adapter("a", registered_ms=5))])
+    catalog.remove_adapter("a")
+    catalog.update([info(adapter("a", registered_ms=5))])
+    assert names(catalog) == [], "the report is older"
+    catalog.update([info(adapter("a", registered_ms=6))])
+    assert names(catalog) == ["a"]
+
+
 def test_of_a_replaced_adapter_the_latest_is_served(catalog: ModelCatalog) -> None:
     catalog.add_adapter(NAME, adapter("a", 2, registered_ms=5))
     catalog.update([info(adapter("a", 1, registered_ms=4))])

@@ -10,7 +10,7 @@ from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
 
-# How long a change made through this gateway counts more than reports, which may be older.
+# How long a change made through this gateway counts without a report that shows it.
 _OWN_SECONDS = 3.0
 
 
@@ -28,42 +28,56 @@ M = TypeVar("M", bound=Adaptable)
 
 
 class AdapterViews(Generic[M]):
-    """Views of models by the names of their adapters. `is_model`: whether a model has the name."""
+    """Views of models by the names of their adapters. `is_model`: whether a model has the name.
+
+    Reports come in order and when something changes. So a change made here counts until a report shows it, and every
+    later report is right about it.
+    """
 
     def __init__(self, is_model: Callable[[str], bool], clock: Callable[[], float]) -> None:
         self._is_model = is_model
         self._clock = clock
-        self._views: dict[str, M] = {}
-        self._added: dict[str, tuple[float, M]] = {}  # when they were loaded through this gateway
-        self._removed: dict[str, float] = {}
+        self._reported: dict[str, M] = {}
+        self._added: dict[str, tuple[float, M]] = {}  # until when, of those that no report has shown
+        self._removed: dict[str, tuple[float, int]] = {}  # until when, and when the adapter was registered
         self._hidden: frozenset[str] = frozenset()  # names that models have
 
     def views(self) -> list[M]:
         """Returns all views, by name."""
-        return [self._views[name] for name in sorted(self._views)]
+        names = {*self._reported, *self._added}
+        return [view for name in sorted(names) if (view := self.get(name)) is not None]
 
     def get(self, name: str) -> M | None:
         """Returns the view of an adapter."""
-        return self._views.get(name)
+        view = self._reported.get(name)
+        added = self._added.get(name)
+        if (
+            added is not None
+            and added[0] > self._clock()
+            and (view is None or _registered(view) < _registered(added[1]))
+        ):
+            view = added[1]
+        if view is None or not self._removed:
+            return view
+        until, registered = self._removed.get(name, (0.0, 0))
+        return None if until > self._clock() and _registered(view) <= registered else view
 
     def add(self, model: M, adapter: types_pb2.AdapterInfo) -> None:
         """Adds an adapter of a model, or replaces it."""
-        view = model.with_adapter(adapter)
         self._removed.pop(adapter.name, None)
-        self._added[adapter.name] = (self._clock(), view)
-        self._views[adapter.name] = view
+        view, known = model.with_adapter(adapter), self._reported.get(adapter.name)
+        if known is None or _registered(known) < _registered(view):
+            self._added[adapter.name] = (self._clock() + _OWN_SECONDS, view)
 
     def remove(self, name: str) -> None:
         """Removes an adapter. Idempotent."""
+        view = self.get(name)
         self._added.pop(name, None)
-        self._removed[name] = self._clock()
-        self._views.pop(name, None)
+        if view is not None:
+            self._removed[name] = (self._clock() + _OWN_SECONDS, _registered(view))
 
     def update(self, models: Sequence[M]) -> None:
         """Applies the reports of these models' workers."""
-        since = self._clock() - _OWN_SECONDS
-        self._added = {name: one for name, one in self._added.items() if one[0] > since}
-        self._removed = {name: at for name, at in self._removed.items() if at > since}
         reported = {
             adapter.name: model.with_adapter(adapter)
             for model in models
@@ -71,13 +85,14 @@ class AdapterViews(Generic[M]):
             for adapter in model.info.adapters
         }
         self._hide([name for name in reported if self._is_model(name)])
-        left_out = [name for name in reported if name in self._removed or self._is_model(name)]
-        views = {name: view for name, view in reported.items() if name not in left_out}
-        for name, (_, view) in self._added.items():
-            known = views.get(name)
-            if known is None or _registered(known) < _registered(view):
-                views[name] = view
-        self._views = views
+        self._reported = {name: view for name, view in reported.items() if not self._is_model(name)}
+        now = self._clock()
+        self._added = {
+            name: (until, view)
+            for name, (until, view) in self._added.items()
+            if until > now and (name not in reported or _registered(reported[name]) < _registered(view))
+        }
+        self._removed = {name: one for name, one in self._removed.items() if one[0] > now and name in reported}
 
     def _hide(self, names: Sequence[str]) -> None:
         hidden = frozenset(names)
