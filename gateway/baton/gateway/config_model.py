@@ -121,6 +121,14 @@ class ModelSettings:
             "metavar": "JSON",
         },
     )
+    adapter_miss_seconds: float = field(
+        default=10.0,
+        metadata={
+            "help": "How long a name is refused without asking workers, after their resolvers of adapters "
+            "(--lora-resolvers) could not load it.",
+            "minimum": 0.0,
+        },
+    )
     strict_fields: bool = field(
         default=False,
         metadata={"help": "Refuse requests with fields that this API does not have, instead of listing them."},

@@ -29,6 +29,7 @@ from baton.gateway.schemas import answers
 from baton.gateway.schemas import requests as types
 from baton.gateway.serving.affinity import PLACING
 from baton.gateway.serving.context import ServingContext
+from baton.gateway.serving.resolved_routes import resolved_routes
 from baton.gateway.system.aborts import abort_routes
 from baton.gateway.system.adapters import adapter_routes
 from baton.gateway.system.admin import admin_routes
@@ -62,6 +63,8 @@ def rest_routes(
     api = [*model_routes(serving.catalog), *token_routes(serving), *abort_routes(serving)]
     if not config.tokens_only:
         api += _text_routes(serving, store)
+    api = resolved_routes(api, serving)
+    if not config.tokens_only:
         strict = config.strict_fields
         api += batching.routes(api, serving.bodies, strict) if batching is not None else routes_without_store()
     api += invocation_routes(serving, api)

@@ -59,6 +59,7 @@ from baton.gateway.routers.client import RouterClient
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.context import ServingContext
+from baton.gateway.serving.name_resolver import NameResolver
 from baton.gateway.storage.factory import make_record_store
 from baton.gateway.system.adapters import AdapterService
 from baton.gateway.tls import GatewayTls
@@ -284,6 +285,12 @@ def _serving_context(
         core.streams,
         bodies,
         pooler=core.generator.pooler,
+        names=NameResolver(
+            core.catalog,
+            AdapterService(core.catalog, core.fleet).resolve,
+            config.adapter_miss_seconds,
+            metrics.adapter_resolved,
+        ),
     )
 
 
@@ -365,6 +372,7 @@ def _rpc_server(
         ),
         None if serving.pooler is None else VectorCalls(VectorService(serving, serving.pooler), core.tracing),
         AdapterService(core.catalog, core.fleet),
+        serving.names,
     )
     service = Service(_SERVICE, servicer, register)
     return RpcServer(

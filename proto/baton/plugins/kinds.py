@@ -36,6 +36,7 @@ REASONING_PARSERS = Kind("reasoning_parsers", 1, (GATEWAY,), "separates a model'
 MODEL_FAMILIES = Kind("model_families", 1, (WORKER,), "describes the layers of an architecture")
 WEIGHT_FORMATS = Kind("weight_formats", 1, (WORKER,), "reads and multiplies quantized weights")
 PROPOSERS = Kind("proposers", 1, (WORKER,), "guesses the next tokens of requests, for speculative decoding")
+ADAPTER_RESOLVERS = Kind("adapter_resolvers", 1, (WORKER,), "finds LoRA adapters when requests first name them")
 TRANSPORTS = Kind("transports", 1, (WORKER,), "moves KV between workers")
 ENDPOINTS = Kind("endpoints", 1, (GATEWAY,), "adds REST routes")
 METRIC_SINKS = Kind("metric_sinks", 1, (GATEWAY, ROUTER, KVSTORE, WORKER), "receives metrics every few seconds")
@@ -49,6 +50,7 @@ KINDS: Mapping[str, Kind] = {
         MODEL_FAMILIES,
         WEIGHT_FORMATS,
         PROPOSERS,
+        ADAPTER_RESOLVERS,
         TRANSPORTS,
         ENDPOINTS,
         METRIC_SINKS,

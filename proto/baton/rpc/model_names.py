@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from baton.rpc.errors import InvalidRequest
@@ -25,3 +26,11 @@ def check_names(names: Sequence[str], field: str = "served_model_name") -> None:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise InvalidRequest(f"{field}: {name!r} is there twice; give each name once", field=field)
+
+
+def is_allowed(name: str, patterns: Iterable[str]) -> bool:
+    """Returns whether a shell pattern matches an adapter's name. `*` matches slashes; no pattern matches `..`, `.` or
+    nothing between them, which would lead elsewhere where names are paths."""
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        return False
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

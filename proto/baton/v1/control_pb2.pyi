@@ -104,14 +104,17 @@ class LoadAdapterRequest(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     REPLACE_FIELD_NUMBER: builtins.int
     REGISTERED_MS_FIELD_NUMBER: builtins.int
+    RESOLVE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Required."""
     path: builtins.str
-    """A folder on the worker, in PEFT's form. Required."""
+    """A folder on the worker, in PEFT's form. Required, except with `resolve`."""
     replace: builtins.bool
     """Replaces an adapter of the same name. Its KV is not used for the new one."""
     registered_ms: builtins.int
     """Milliseconds since 1970 that order registrations of one name. 0: the worker's clock."""
+    resolve: builtins.bool
+    """The worker's resolvers find the folder by the name. `path` and `replace` have no effect."""
     def __init__(
         self,
         *,
@@ -119,8 +122,9 @@ class LoadAdapterRequest(google.protobuf.message.Message):
         path: builtins.str = ...,
         replace: builtins.bool = ...,
         registered_ms: builtins.int = ...,
+        resolve: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "registered_ms", b"registered_ms", "replace", b"replace"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "registered_ms", b"registered_ms", "replace", b"replace", "resolve", b"resolve"]) -> None: ...
 
 global___LoadAdapterRequest = LoadAdapterRequest
 
@@ -132,7 +136,7 @@ class LoadAdapterResponse(google.protobuf.message.Message):
     RANK_FIELD_NUMBER: builtins.int
     NUM_BYTES_FIELD_NUMBER: builtins.int
     rank: builtins.int
-    """Of its modules, the largest."""
+    """Of its modules, the largest. 0: it was served already."""
     num_bytes: builtins.int
     """In host memory."""
     @property

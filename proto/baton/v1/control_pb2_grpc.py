@@ -202,7 +202,9 @@ class ControlServiceServicer(object):
         Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
         INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
         FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
-        ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+        ALREADY_EXISTS: the name is in use. After any failure nothing has changed. With `resolve`, an adapter of the name
+        that is served already is the answer; NOT_FOUND: no resolver knows the name; PERMISSION_DENIED: it is not one of
+        --lora-resolver-names; UNIMPLEMENTED: the worker has no resolvers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -119,7 +119,9 @@ class ControlServiceStub:
     Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
     INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
     FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
-    ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+    ALREADY_EXISTS: the name is in use. After any failure nothing has changed. With `resolve`, an adapter of the name
+    that is served already is the answer; NOT_FOUND: no resolver knows the name; PERMISSION_DENIED: it is not one of
+    --lora-resolver-names; UNIMPLEMENTED: the worker has no resolvers.
     """
 
     UnloadAdapter: grpc.UnaryUnaryMultiCallable[
@@ -231,7 +233,9 @@ class ControlServiceAsyncStub:
     Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
     INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
     FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
-    ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+    ALREADY_EXISTS: the name is in use. After any failure nothing has changed. With `resolve`, an adapter of the name
+    that is served already is the answer; NOT_FOUND: no resolver knows the name; PERMISSION_DENIED: it is not one of
+    --lora-resolver-names; UNIMPLEMENTED: the worker has no resolvers.
     """
 
     UnloadAdapter: grpc.aio.UnaryUnaryMultiCallable[
@@ -367,7 +371,9 @@ class ControlServiceServicer(metaclass=abc.ABCMeta):
         Idempotent for the same folder with the same contents. UNIMPLEMENTED: no LoRA, or another kind of adapter.
         INVALID_ARGUMENT: a wrong config or file, or a rank over the limit. NOT_FOUND: no such folder.
         FAILED_PRECONDITION: it is for another model. PERMISSION_DENIED: the folder is not in --lora-folders.
-        ALREADY_EXISTS: the name is in use. After any failure nothing has changed.
+        ALREADY_EXISTS: the name is in use. After any failure nothing has changed. With `resolve`, an adapter of the name
+        that is served already is the answer; NOT_FOUND: no resolver knows the name; PERMISSION_DENIED: it is not one of
+        --lora-resolver-names; UNIMPLEMENTED: the worker has no resolvers.
         """
 
     @abc.abstractmethod

@@ -660,6 +660,7 @@ class ModelInfo(google.protobuf.message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: builtins.int
     POOLER_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
+    RESOLVABLE_ADAPTERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name that clients use."""
     digest: builtins.bytes
@@ -681,6 +682,10 @@ class ModelInfo(google.protobuf.message.Message):
     def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AdapterInfo]:
         """The adapters that requests may use. Their weights are loaded when they are first used."""
 
+    @property
+    def resolvable_adapters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names of adapters that all its workers may resolve when they are first used, as shell patterns. Empty: none is."""
+
     def __init__(
         self,
         *,
@@ -692,9 +697,10 @@ class ModelInfo(google.protobuf.message.Message):
         eos_token_ids: collections.abc.Iterable[builtins.int] | None = ...,
         pooler: global___PoolerInfo | None = ...,
         adapters: collections.abc.Iterable[global___AdapterInfo] | None = ...,
+        resolvable_adapters: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pooler", b"pooler"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "pooler", b"pooler", "vocab_size", b"vocab_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "block_size", b"block_size", "digest", b"digest", "eos_token_ids", b"eos_token_ids", "max_model_len", b"max_model_len", "name", b"name", "pooler", b"pooler", "resolvable_adapters", b"resolvable_adapters", "vocab_size", b"vocab_size"]) -> None: ...
 
 global___ModelInfo = ModelInfo
 

@@ -36,3 +36,17 @@ def test_workers_states_are_not_changed() -> None:
     served_models([first, second], {})
     assert [adapter.name for adapter in first[1].adapters] == ["a"]
     assert [adapter.name for adapter in second[1].adapters] == ["b"]
+
+
+def test_names_can_be_resolved_that_all_workers_resolve() -> None:
+    def live(worker_id: str, *patterns: str) -> tuple[WorkerView, types_pb2.ModelInfo]:
+        view, model = worker(worker_id)
+        model.resolvable_adapters.extend(patterns)
+        return view, model
+
+    (one,) = served_models([live("a", "team/*", "poet"), live("b", "poet", "team/*")], {}).values()
+    assert sorted(one.resolvable_adapters) == ["poet", "team/*"]
+    (one,) = served_models([live("a", "team/*", "poet"), live("b", "poet")], {}).values()
+    assert list(one.resolvable_adapters) == ["poet"]
+    (one,) = served_models([live("a", "team/*"), live("b")], {}).values()
+    assert not one.resolvable_adapters

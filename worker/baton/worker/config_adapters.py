@@ -54,6 +54,27 @@ class AdapterSettings(ModelSettings):
         },
     )
 
+    lora_resolvers: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "Load adapters that are not served yet when a request first names them, with these resolvers, in "
+            "their order: folder (a sub-folder of --lora-folders has the name), hub (the name is a repository in the "
+            "local cache of huggingface_hub), a plugin's. Needs --lora-resolver-names. Empty: none.",
+            "metavar": "NAME,..",
+        },
+    )
+    lora_resolver_names: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "The names that resolvers are asked for, as shell patterns: our-org/*.",
+            "metavar": "PATTERN,..",
+        },
+    )
+    lora_hub_cache: str = field(
+        default="",
+        metadata={"help": "The cache that the resolver hub reads. Empty: huggingface_hub's own.", "metavar": "FOLDER"},
+    )
+
     @property
     def num_host_loras(self) -> int:
         """Adapters kept in host memory."""
@@ -76,9 +97,15 @@ class AdapterSettings(ModelSettings):
     def check_adapters(self) -> None:
         """Raises InvalidRequest where the settings of adapters contradict each other."""
         _ = self.static_loras
-        for name in ("lora_modules", "lora_folders", "lora_resolver_folder"):
+        for name in ("lora_modules", "lora_folders", "lora_resolver_folder", "lora_resolvers"):
             if getattr(self, name) and not self.enable_lora:
                 raise InvalidRequest(f"{name} needs enable_lora=true", field=name)
+        if bool(self.lora_resolvers) != bool(self.lora_resolver_names):
+            given, missing = ("lora_resolvers", "lora_resolver_names")[:: 1 if self.lora_resolvers else -1]
+            why = "the names that may be loaded" if self.lora_resolvers else "what finds the names"
+            raise InvalidRequest(f"{given} needs {missing}: {why}", field=missing)
+        if len(set(self.lora_resolvers)) < len(self.lora_resolvers):
+            raise InvalidRequest("lora_resolvers gives a name twice", field="lora_resolvers")
         if self.max_cpu_loras and self.max_cpu_loras < self.max_loras:
             raise InvalidRequest(
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter on the "

@@ -28,9 +28,9 @@ class AdapterMethods(ABC):
     async def AddAdapter(  # noqa: N802
         self, request: inference_pb2.AddAdapterRequest, context: Context
     ) -> inference_pb2.AddAdapterResponse:
-        service = self._checked(context, "AddAdapter")
+        service, identity = self._checked(context, "AddAdapter"), self._identity(context)
         try:
-            await service.load(request.name, request.path, request.model, replace=request.replace)
+            await service.load(identity, request.name, request.path, request.model, replace=request.replace)
         except ServiceError as error:
             raise _named(error) from error
         return inference_pb2.AddAdapterResponse()
@@ -40,7 +40,7 @@ class AdapterMethods(ABC):
     ) -> inference_pb2.RemoveAdapterResponse:
         service = self._checked(context, "RemoveAdapter")
         try:
-            await service.unload(request.name)
+            await service.unload(self._identity(context), request.name)
         except ServiceError as error:
             raise _named(error) from error
         return inference_pb2.RemoveAdapterResponse()

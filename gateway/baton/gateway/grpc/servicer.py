@@ -36,6 +36,7 @@ from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolMode, ToolUse
 from baton.gateway.responses.conversations.store import ConversationStore
 from baton.gateway.serving.affinity import check_session_name, session_name
+from baton.gateway.serving.name_resolver import NameResolver
 from baton.gateway.serving.reasoning_limit import limit_reasoning
 from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model, allowed_models
@@ -82,6 +83,7 @@ class InferenceServicer(
         server: ServerFacts | None = None,
         vectors: VectorCalls | None = None,  # None: Embed and its like are refused
         adapters: AdapterService | None = None,  # None: AddAdapter and RemoveAdapter are refused
+        names: NameResolver | None = None,  # None: no adapter is loaded when a request first names it
     ) -> None:
         self._generator = generator
         self._catalog = catalog
@@ -95,6 +97,7 @@ class InferenceServicer(
         self._responses = responses
         self._vector_calls = vectors
         self._adapters = adapters
+        self._names = names
         self._trust_templates = trust_templates
         self._tracing = tracing
 
@@ -110,6 +113,7 @@ class InferenceServicer(
             if request.HasField("resume"):
                 request, sink.journal = await find_stream(self._streams, request, identity)
             async with self._refusals.counting(identity, request.ByteSize()):
+                await self._resolve(identity, request.adapter or request.model)
                 model = self._model_of(request, identity)
                 generation, admitted = await self._start(model, request, sink, context, identity)
         except ServiceError as error:
@@ -148,6 +152,7 @@ class InferenceServicer(
         identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
         try:
             async with self._refusals.counting(identity, num_bytes):
+                await self._resolve(identity, request.model)
                 model = allowed_model(self._catalog, identity, request.model)
                 token_ids = (await self._encode(model, request)).token_ids
         except ServiceError as error:
@@ -162,6 +167,7 @@ class InferenceServicer(
     ) -> inference_pb2.DetokenizeResponse:
         identity, num_bytes = identity_of(self._gate, context), request.ByteSize()
         async with self._refusals.counting(identity, num_bytes):
+            await self._resolve(identity, request.model)
             model = allowed_model(self._catalog, identity, request.model)
             token_ids = list(request.token_ids)
             model.check_token_ids(token_ids, "token_ids")
@@ -175,6 +181,10 @@ class InferenceServicer(
 
     def _identity(self, context: Context) -> Identity:
         return identity_of(self._gate, context)
+
+    async def _resolve(self, identity: Identity, name: str) -> None:
+        if self._names is not None:
+            await self._names.ensure(identity, name)
 
     @property
     def _vectors(self) -> VectorCalls:

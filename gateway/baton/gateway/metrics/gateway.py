@@ -59,6 +59,12 @@ class GatewayMetrics:
         self._requests = self._counter("baton_gateway_requests", "HTTP requests answered.", "route", "status")
         self._requests_of: dict[tuple[str, int], Counter] = {}
         self._rejected = self._counter("baton_gateway_rejected", "Generations refused or failed.", "reason")
+        self._resolved = self._counter(
+            "baton_gateway_resolved_adapters",
+            "Names of no model or adapter that workers were asked to load: loaded, missing, failed; or remembered, "
+            "refused without asking.",
+            "outcome",
+        )
         self._tool_calls = self._counter("baton_gateway_tool_calls", "Calls of tools on MCP servers.", "outcome")
         self.tool_seconds = self._bucket_counts(
             "baton_gateway_tool_call_seconds", "Time that a call of a tool on an MCP server took.", _E2E_BOUNDS
@@ -109,6 +115,10 @@ class GatewayMetrics:
     def generation_rejected(self, reason: str) -> None:
         """Counts a generation that was refused or failed. `reason` is an error type."""
         self._rejected.labels(reason).inc()
+
+    def adapter_resolved(self, outcome: str) -> None:
+        """Counts a name that may be an adapter's."""
+        self._resolved.labels(outcome).inc()
 
     def tool_called(self, outcome: str, seconds: float) -> None:
         """Counts a call on an MCP server, which is completed or failed."""

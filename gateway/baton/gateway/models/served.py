@@ -30,7 +30,7 @@ from baton.gateway.parsing.output_format import OutputFormat, OutputParsing
 from baton.gateway.parsing.recognition import Traits
 from baton.gateway.parsing.tool import ToolUse
 from baton.rpc.errors import InvalidRequest, NotFound, Unavailable
-from baton.rpc.model_names import check_names
+from baton.rpc.model_names import check_names, is_allowed
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
@@ -276,6 +276,14 @@ def load_served_model(
     )
 
 
+class UnknownModel(NotFound):
+    """Neither a model nor an adapter has the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The model `{name}` does not exist.", field="model")
+        self.name = name
+
+
 class ModelCatalog:
     """The models of this gateway. Keeps the last reports while the router is unreachable."""
 
@@ -317,13 +325,21 @@ class ModelCatalog:
         self._adapters.remove(name)
 
     def get(self, name: str) -> ServedModel:
-        """Returns the model with this name, alias or adapter; the only model for an empty name. Raises NotFound."""
+        """Returns the model with this name, alias or adapter; the only model for an empty name. Raises UnknownModel."""
         model = self._by_any_name.get(name) or self._adapters.get(name)
         if model is None and not name and len(self._models) == 1:
             model = next(iter(self._models.values()))
         if model is None:
-            raise NotFound(f"The model `{name}` does not exist.", field="model")
+            raise UnknownModel(name)
         return model
+
+    def resolving_model(self, name: str) -> ServedModel | None:
+        """Returns the model whose workers may load an adapter of this name. None: no workers may."""
+        for model in self._models.values():
+            patterns = () if model.info is None else model.info.resolvable_adapters
+            if is_allowed(name, patterns):
+                return model
+        return None
 
     def primary_name(self, name: str) -> str:
         """Returns the first name of the model with this name, or the same name if it is unknown."""

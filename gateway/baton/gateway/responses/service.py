@@ -106,6 +106,8 @@ class ResponseService:
         """Validates a request and admits it. `requested` is an additional constraint. Raises ServiceError."""
         serving = self._serving
         with serving.counting_rejections():
+            if serving.names is not None:
+                await serving.names.ensure(call.identity, request.model or "")
             model, served, items = await self._fitter.run(
                 call.identity.tenant.cache_owner,
                 partial(self._check, call, request),

@@ -22,7 +22,7 @@ from baton.gateway.http.exchange import Exchange
 from baton.gateway.metrics.gateway import AnswerMeter, BackgroundMeter, GatewayMetrics
 from baton.gateway.models.constraints.structured_output import RequestedConstraint
 from baton.gateway.models.sampling import RequestLimits
-from baton.gateway.models.served import ModelCatalog, ServedModel
+from baton.gateway.models.served import ModelCatalog, ServedModel, UnknownModel
 from baton.gateway.parsing.output_format import OutputParsing
 from baton.gateway.parsing.tool import ToolUse
 from baton.gateway.rest.sse import Envelope
@@ -31,6 +31,7 @@ from baton.gateway.schemas.requests import GenerationFields
 from baton.gateway.serving.admission import ConcurrencyLimiter
 from baton.gateway.serving.affinity import session_of, worker_of
 from baton.gateway.serving.answer_size import limit_logprobs, most_logprobs
+from baton.gateway.serving.name_resolver import NameResolver
 from baton.gateway.serving.running_requests import RunningRequests
 from baton.gateway.serving.tenancy import AdmittedGenerator, allowed_model
 from baton.gateway.version import VERSION
@@ -81,13 +82,16 @@ class ServingContext:
     bodies: BodyThread = field(default_factory=BodyThread)
     running: RunningRequests = field(default_factory=RunningRequests)
     pooler: TextPooler | None = None  # None: there are no routes for vectors
+    names: NameResolver | None = None  # None: no adapter is loaded when a request first names it
 
     @contextmanager
     def counting_rejections(self) -> Iterator[None]:
-        """Counts errors before a generation starts."""
+        """Counts errors before a generation starts, except names that may be loaded now."""
         try:
             yield
         except ServiceError as error:
+            if isinstance(error, UnknownModel) and self.catalog.resolving_model(error.name) is not None:
+                raise
             self.metrics.generation_rejected(http_error_of(error).type)
             raise
 

@@ -10,20 +10,21 @@ import grpc
 from msgspec import Struct
 
 from baton.gateway.access.admin_check import AdminCheck
-from baton.gateway.access.identity import Scope
+from baton.gateway.access.identity import Identity, Scope
 from baton.gateway.bodies.decoder import BodyDecoder
 from baton.gateway.http.exchange import Exchange
 from baton.gateway.models.served import ModelCatalog, ServedModel
 from baton.gateway.rest.routing import Route
 from baton.gateway.routers.fleet_control import FleetControl
 from baton.gateway.serving.context import ServingContext
-from baton.rpc.errors import InvalidRequest, NotFound, ServiceError
+from baton.rpc.errors import InvalidRequest, NotFound, PermissionDenied, ServiceError
 from baton.v1 import control_pb2 as pb
 from baton.v1 import types_pb2
 
 _log = logging.getLogger(__name__)
 
 _LOAD_SECONDS = 660.0
+_RESOLVE_SECONDS = 60.0
 _UNLOAD_SECONDS = 30.0
 _ERRORS = (400, 403, 404, 408, 409, 413, 501, 503, 504)
 
@@ -50,11 +51,14 @@ class AdapterService:
         self._catalog = catalog
         self._fleet = fleet
 
-    async def load(self, name: str, path: str, model_name: str = "", *, replace: bool = False) -> None:
+    async def load(
+        self, identity: Identity, name: str, path: str, model_name: str = "", *, replace: bool = False
+    ) -> None:
         """Loads an adapter. Raises a ServiceError that names the field; then it is loaded nowhere."""
         if not name or not path:
             missing = "lora_name" if not name else "lora_path"
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.", field=missing)
+        _check_tenant(identity, name)
         model = self._base(model_name)
         known = self._find(name)
         if known is not None and known.adapter is None:
@@ -66,8 +70,19 @@ class AdapterService:
                 field="lora_name",
             )
         request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, registered_ms=round(time.time() * 1000))
+        await self._load(request, model, known, _LOAD_SECONDS)
+
+    async def resolve(self, name: str, model: ServedModel) -> None:
+        """Loads the adapter that workers find by its name. Raises NotFound without one, and as `load`."""
+        request = pb.LoadAdapterRequest(name=name, resolve=True, registered_ms=round(time.time() * 1000))
+        await self._load(request, model, None, _RESOLVE_SECONDS)
+
+    async def _load(
+        self, request: pb.LoadAdapterRequest, model: ServedModel, known: ServedModel | None, seconds: float
+    ) -> None:
+        name = request.name
         try:
-            answers = await self._fleet.ask_all((), lambda stub: stub.LoadAdapter(request, timeout=_LOAD_SECONDS))
+            answers = await self._fleet.ask_all((), lambda stub: stub.LoadAdapter(request, timeout=seconds))
         except ServiceError:
             await self._undo(name, known)
             raise
@@ -75,12 +90,15 @@ class AdapterService:
         if len({adapter.digest for adapter in adapters}) > 1:
             await self._undo(name, known)
             digests = ", ".join(f"{worker}: {answer.adapter.digest.hex()}" for worker, answer in answers.items())
-            raise InvalidRequest(f"lora_path: workers have other files at {path} ({digests})", field="lora_path")
+            raise InvalidRequest(
+                f"lora_path: workers have other files at {adapters[0].path} ({digests})", field="lora_path"
+            )
         self._catalog.add_adapter(model.name, adapters[0])
         _log.info("adapter loaded on %d workers: %s", len(answers), name)
 
-    async def unload(self, name: str) -> None:
-        """Unloads an adapter. Raises NotFound without it."""
+    async def unload(self, identity: Identity, name: str) -> None:
+        """Unloads an adapter. Raises NotFound without it, PermissionDenied for one of another tenant."""
+        _check_tenant(identity, name)
         known = self._find(name) if name else None
         if known is None or known.adapter is None:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", field="lora_name")
@@ -143,13 +161,15 @@ class AdapterRoutes:
     async def load(self, exchange: Exchange) -> None:
         """Handles POST /v1/load_lora_adapter."""
         body = self._loads.read(exchange)
-        await self._service.load(body.lora_name, body.lora_path, body.base_model_name or "", replace=body.load_inplace)
+        await self._service.load(
+            exchange.identity, body.lora_name, body.lora_path, body.base_model_name or "", replace=body.load_inplace
+        )
         _respond(exchange, f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, exchange: Exchange) -> None:
         """Handles POST /v1/unload_lora_adapter."""
         body = self._unloads.read(exchange)
-        await self._service.unload(body.lora_name)
+        await self._service.unload(exchange.identity, body.lora_name)
         _respond(exchange, f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     def checked(
@@ -189,6 +209,17 @@ def adapter_routes(serving: ServingContext, fleet: FleetControl) -> list[Route]:
             scope=Scope.ADMIN,
         ),
     ]
+
+
+def _check_tenant(identity: Identity, name: str) -> None:
+    """Raises PermissionDenied for a name that the tenant may not use, which may be another tenant's."""
+    tenant = identity.tenant
+    if not tenant.may_use(name):
+        raise PermissionDenied(
+            f"lora_name: the tenant {tenant.name!r} may not use the name {name!r}; it has "
+            f"{', '.join(sorted(tenant.models))}",
+            field="lora_name",
+        )
 
 
 def _respond(exchange: Exchange, text: str) -> None:

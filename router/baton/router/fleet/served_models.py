@@ -31,18 +31,23 @@ def served_models(
 
 
 def _with_adapters(model: types_pb2.ModelInfo, infos: Sequence[types_pb2.ModelInfo]) -> types_pb2.ModelInfo:
-    """Returns the model with the adapters of all its workers; of several with one name the one registered last."""
+    """Returns the model with the adapters of all its workers; of several with one name the one registered last.
+
+    Names can be resolved that all its workers resolve.
+    """
     latest: dict[str, types_pb2.AdapterInfo] = {}
     for adapter in (adapter for info in infos for adapter in info.adapters):
         known = latest.get(adapter.name)
         if known is None or (known.registered_ms, known.digest) < (adapter.registered_ms, adapter.digest):
             latest[adapter.name] = adapter
-    if not latest:
+    resolvable = set(model.resolvable_adapters).intersection(*(info.resolvable_adapters for info in infos))
+    if not latest and len(resolvable) == len(model.resolvable_adapters):
         return model
     merged = types_pb2.ModelInfo()
     merged.CopyFrom(model)
     del merged.adapters[:]
     merged.adapters.extend(latest[name] for name in sorted(latest))
+    merged.resolvable_adapters[:] = sorted(resolvable)
     return merged
 
 

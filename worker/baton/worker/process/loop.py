@@ -134,6 +134,7 @@ class EngineLoop(EngineListener, HandoverListener):
         state.flows.extend(self._handover.flows())
         if self._adapters is not None:
             state.model.adapters.extend(self._adapters.infos())
+            state.model.resolvable_adapters.extend(self._adapters.resolvable)
             state.adapters.extend(self._engine.adapters_on_device())
         return state
 

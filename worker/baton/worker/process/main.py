@@ -23,6 +23,8 @@ from baton.rpc.errors import InternalError, ServiceError, Unsupported, status_of
 from baton.rpc.identity.identity import WORKER
 from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
+from baton.worker.adapters.resolvers.interface import ResolverContext
+from baton.worker.adapters.resolvers.resolvers import make_resolvers
 from baton.worker.config import WorkerConfig
 from baton.worker.engine.adapters.directory import AdapterDirectory, DirectorySettings
 from baton.worker.engine.adapters.loads import ThreadLoads
@@ -130,7 +132,7 @@ def _serve(
         stepped = _around_steps(config, executor, trace, costs)
         grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
-        adapters = _make_adapters(config, executor, link.wake, cleanup)
+        adapters = _make_adapters(config, executor, link.wake, cleanup, plugins)
         engine = Engine(
             stepped,
             _engine_settings(config),
@@ -178,18 +180,28 @@ class _Adapters(NamedTuple):
 
 
 def _make_adapters(
-    config: WorkerConfig, executor: Executor, wake: Callable[[], None], cleanup: contextlib.ExitStack
+    config: WorkerConfig,
+    executor: Executor,
+    wake: Callable[[], None],
+    cleanup: contextlib.ExitStack,
+    plugins: Plugins,
 ) -> _Adapters:
     memory = executor.adapters
     if memory is None:
         return _Adapters()
-    loads = ThreadLoads(wake)
+    loads, searches = ThreadLoads(wake), ThreadLoads(wake, num_threads=1)
     cleanup.callback(loads.close)
+    cleanup.callback(searches.close)
     pool: AdapterPool[RequestState] = AdapterPool(memory, config.num_host_loras, loads, time.monotonic)
+    context = ResolverContext(config.model_name, config.lora_folders, config.lora_hub_cache)
     settings = DirectorySettings(
-        config.static_loras, config.lora_folders, config.lora_resolver_folder, (config.model_name,)
+        config.static_loras,
+        config.lora_folders,
+        config.lora_resolver_folder,
+        (config.model_name,),
+        make_resolvers(config.lora_resolvers, config.lora_resolver_names, context, plugins),
     )
-    directory = AdapterDirectory(memory, pool, settings, wake)
+    directory = AdapterDirectory(memory, pool, settings, wake, searches=searches)
     cleanup.callback(directory.close)
     return _Adapters(pool, directory)
 

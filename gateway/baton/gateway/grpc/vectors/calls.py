@@ -48,6 +48,8 @@ class VectorCalls:
         try:
             with serving.counting_rejections():
                 async with self._refusals.counting(call.identity, num_bytes, lambda: bool(call.limit_headers)):
+                    if serving.names is not None:
+                        await serving.names.ensure(call.identity, request.model)
                     yield call
             call.outcome = "OK"
         except ServiceError as error:

@@ -8,12 +8,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.rpc.errors import AlreadyExists, InvalidRequest, Mismatch, NotFound, PermissionDenied, ServiceError
+from baton.rpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    Mismatch,
+    NotFound,
+    PermissionDenied,
+    ServiceError,
+    Unsupported,
+)
 from baton.v1 import control_pb2, types_pb2, worker_pb2
 from baton.worker.adapters.memory import AdapterMemory, HostAdapter
+from baton.worker.adapters.resolvers.resolvers import Resolvers, is_within
 from baton.worker.core import AdapterRef
 from baton.worker.engine.adapters.folder_watch import FolderWatch
+from baton.worker.engine.adapters.loads import Loads
 from baton.worker.engine.adapters.pool import AdapterPool
+from baton.worker.engine.adapters.resolving import Refuse, Reply, Resolving
 from baton.worker.requests.state import RequestState
 
 _log = logging.getLogger(__name__)
@@ -21,8 +32,6 @@ _log = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
 _MAX_NAME = 256
 
-Reply = Callable[[control_pb2.LoadAdapterResponse], None]
-Refuse = Callable[[ServiceError], None]
 Submit = worker_pb2.SubmitRequest | worker_pb2.PrefillSubmit
 
 
@@ -34,6 +43,7 @@ class DirectorySettings:
     folders: tuple[str, ...] = ()  # in which adapters loaded at run time must lie
     resolver_folder: str = ""
     reserved: tuple[str, ...] = ()  # names of the model
+    resolvers: Resolvers | None = None  # None: no adapter is loaded by its name alone
 
 
 class AdapterDirectory:
@@ -47,6 +57,7 @@ class AdapterDirectory:
         wake: Callable[[], object] = lambda: None,
         changed: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.time,
+        searches: Loads | None = None,  # of resolvers
     ) -> None:
         self.changed = changed
         self._memory = memory
@@ -58,11 +69,20 @@ class AdapterDirectory:
         folder = settings.resolver_folder
         self._watch = FolderWatch(Path(folder), memory.digest, wake) if folder else None
         self._found: dict[str, types_pb2.AdapterInfo] = {}
+        self._resolving: Resolving | None = None
+        if settings.resolvers is not None:
+            assert searches is not None, "resolvers have threads of their own"
+            self._resolving = Resolving(settings.resolvers, searches, self.load)
 
     def close(self) -> None:
         """Ends the thread that reads the folder. Idempotent."""
         if self._watch is not None:
             self._watch.close()
+
+    @property
+    def resolvable(self) -> tuple[str, ...]:
+        """The patterns of names that resolvers are asked for."""
+        return () if self._settings.resolvers is None else self._settings.resolvers.patterns
 
     def infos(self) -> list[types_pb2.AdapterInfo]:
         """Returns all adapters by name."""
@@ -82,7 +102,9 @@ class AdapterDirectory:
         return message
 
     def check(self) -> None:
-        """Takes what the folder holds now."""
+        """Takes what the folder holds now, and what resolvers have found."""
+        if self._resolving is not None:
+            self._resolving.settle()
         if self._watch is None or (folders := self._watch.take()) is None:
             return
         now = round(self._clock() * 1000)
@@ -115,6 +137,9 @@ class AdapterDirectory:
 
     def load(self, request: control_pb2.LoadAdapterRequest, reply: Reply, refuse: Refuse) -> None:
         """Reads an adapter beside running steps, then serves it. Raises a ServiceError, or refuses with one later."""
+        if request.resolve:
+            self._resolve(request, reply, refuse)
+            return
         self._check_name(request.name)
         if not request.path:
             raise InvalidRequest("lora_path is empty; give a folder on the workers", field="lora_path")
@@ -144,6 +169,19 @@ class AdapterDirectory:
         _log.info("adapter unloaded: %s", name)
         self.changed()
         return control_pb2.UnloadAdapterResponse()
+
+    def _resolve(self, request: control_pb2.LoadAdapterRequest, reply: Reply, refuse: Refuse) -> None:
+        known = next((one for one in self.infos() if one.name == request.name), None)
+        if known is not None:  # another gateway was faster
+            reply(control_pb2.LoadAdapterResponse(adapter=known))
+        elif self._resolving is None:
+            raise Unsupported(
+                "this worker was started without --lora-resolvers; all workers of a model need the same",
+                field="lora_name",
+            )
+        else:
+            self._check_name(request.name)
+            self._resolving.start(request, reply, refuse)
 
     def _register(self, request: control_pb2.LoadAdapterRequest, adapter: HostAdapter) -> types_pb2.AdapterInfo:
         old = self._loaded.get(request.name)
@@ -208,7 +246,7 @@ class AdapterDirectory:
             return
         settings = self._settings
         roots = [*settings.folders, *([settings.resolver_folder] if settings.resolver_folder else [])]
-        resolved = Path(path).expanduser().resolve()
-        if not any(resolved.is_relative_to(Path(root).expanduser().resolve()) for root in roots):
+        roots += [] if settings.resolvers is None else settings.resolvers.roots
+        if not is_within(path, roots):
             allowed = ", ".join(roots) or "none: start workers with --lora-folders"
             raise PermissionDenied(f"{field} {path!r} is outside the folders of adapters ({allowed})", field=field)

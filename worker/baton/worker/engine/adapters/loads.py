@@ -49,14 +49,15 @@ class ThreadLoads:
 
     due = None
 
-    def __init__(self, wake: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, wake: Callable[[], object] = lambda: None, num_threads: int = _NUM_THREADS) -> None:
         self._wake = wake
+        self._num_threads = num_threads
         self._threads: ThreadPoolExecutor | None = None
         self._ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
 
     def start(self, key: object, work: Callable[[], Any]) -> None:
         if self._threads is None:
-            self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="adapters")
+            self._threads = ThreadPoolExecutor(self._num_threads, thread_name_prefix="adapters")
         self._threads.submit(self._run, key, work)
 
     def take(self) -> list[Ended]:
