@@ -105,6 +105,7 @@ class LoadAdapterRequest(google.protobuf.message.Message):
     REPLACE_FIELD_NUMBER: builtins.int
     REGISTERED_MS_FIELD_NUMBER: builtins.int
     RESOLVE_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Required."""
     path: builtins.str
@@ -115,6 +116,8 @@ class LoadAdapterRequest(google.protobuf.message.Message):
     """Milliseconds since 1970 that order registrations of one name. 0: the worker's clock."""
     resolve: builtins.bool
     """The worker's resolvers find the folder by the name. `path` and `replace` have no effect."""
+    pinned: builtins.bool
+    """Keeps it on the device, from now on and without requests too. RESOURCE_EXHAUSTED: others have all slots but one."""
     def __init__(
         self,
         *,
@@ -123,8 +126,9 @@ class LoadAdapterRequest(google.protobuf.message.Message):
         replace: builtins.bool = ...,
         registered_ms: builtins.int = ...,
         resolve: builtins.bool = ...,
+        pinned: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "registered_ms", b"registered_ms", "replace", b"replace", "resolve", b"resolve"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "path", b"path", "pinned", b"pinned", "registered_ms", b"registered_ms", "replace", b"replace", "resolve", b"resolve"]) -> None: ...
 
 global___LoadAdapterRequest = LoadAdapterRequest
 
@@ -677,6 +681,7 @@ class AdapterCounters(google.protobuf.message.Message):
     MAX_ON_DEVICE_FIELD_NUMBER: builtins.int
     RUNNING_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
+    NUM_PINNED_FIELD_NUMBER: builtins.int
     num_loads: builtins.int
     """Read from files to host memory."""
     num_failed_loads: builtins.int
@@ -692,6 +697,8 @@ class AdapterCounters(google.protobuf.message.Message):
     num_served: builtins.int
     max_on_device: builtins.int
     """Present: most adapters on the device."""
+    num_pinned: builtins.int
+    """Present: adapters that are kept on the device."""
     @property
     def wait_seconds(self) -> global___Histogram:
         """Of requests: the seconds until their adapter was on the device. 0 if it was there."""
@@ -722,9 +729,10 @@ class AdapterCounters(google.protobuf.message.Message):
         max_on_device: builtins.int = ...,
         running: collections.abc.Iterable[builtins.str] | None = ...,
         waiting: collections.abc.Iterable[builtins.str] | None = ...,
+        num_pinned: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "wait_seconds", b"wait_seconds"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "max_on_device", b"max_on_device", "num_device_evictions", b"num_device_evictions", "num_device_loads", b"num_device_loads", "num_failed_loads", b"num_failed_loads", "num_host_evictions", b"num_host_evictions", "num_in_host_memory", b"num_in_host_memory", "num_loads", b"num_loads", "num_on_device", b"num_on_device", "num_served", b"num_served", "running", b"running", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "max_on_device", b"max_on_device", "num_device_evictions", b"num_device_evictions", "num_device_loads", b"num_device_loads", "num_failed_loads", b"num_failed_loads", "num_host_evictions", b"num_host_evictions", "num_in_host_memory", b"num_in_host_memory", "num_loads", b"num_loads", "num_on_device", b"num_on_device", "num_pinned", b"num_pinned", "num_served", b"num_served", "running", b"running", "wait_seconds", b"wait_seconds", "waiting", b"waiting"]) -> None: ...
 
 global___AdapterCounters = AdapterCounters
 

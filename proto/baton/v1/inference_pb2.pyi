@@ -969,6 +969,7 @@ class AddAdapterRequest(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     REPLACE_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Required. The model that clients will name."""
     path: builtins.str
@@ -977,6 +978,8 @@ class AddAdapterRequest(google.protobuf.message.Message):
     """The base model. Empty: the only model served."""
     replace: builtins.bool
     """Replaces an adapter of this name that was loaded before."""
+    pinned: builtins.bool
+    """Keeps it on the workers' devices, without requests too. RESOURCE_EXHAUSTED: others have all slots of one but one."""
     def __init__(
         self,
         *,
@@ -984,8 +987,9 @@ class AddAdapterRequest(google.protobuf.message.Message):
         path: builtins.str = ...,
         model: builtins.str = ...,
         replace: builtins.bool = ...,
+        pinned: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["model", b"model", "name", b"name", "path", b"path", "replace", b"replace"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["model", b"model", "name", b"name", "path", b"path", "pinned", b"pinned", "replace", b"replace"]) -> None: ...
 
 global___AddAdapterRequest = AddAdapterRequest
 

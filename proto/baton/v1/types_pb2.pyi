@@ -714,6 +714,7 @@ class AdapterInfo(google.protobuf.message.Message):
     PATH_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     REGISTERED_MS_FIELD_NUMBER: builtins.int
+    PINNED_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Clients give it in place of a model's name."""
     path: builtins.str
@@ -722,6 +723,8 @@ class AdapterInfo(google.protobuf.message.Message):
     """16 bytes over scales and weights. Part of the namespace of its KV blocks, in place of the name."""
     registered_ms: builtins.int
     """Milliseconds since 1970 of its registration. Of several with one name, the latest is used."""
+    pinned: builtins.bool
+    """It is kept on the device."""
     def __init__(
         self,
         *,
@@ -729,8 +732,9 @@ class AdapterInfo(google.protobuf.message.Message):
         path: builtins.str = ...,
         digest: builtins.bytes = ...,
         registered_ms: builtins.int = ...,
+        pinned: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "name", b"name", "path", b"path", "registered_ms", b"registered_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "name", b"name", "path", b"path", "pinned", b"pinned", "registered_ms", b"registered_ms"]) -> None: ...
 
 global___AdapterInfo = AdapterInfo
 

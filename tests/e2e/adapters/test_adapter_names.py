@@ -91,6 +91,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         ),
         *("--plugins", plugin, "--lora-resolvers", f"folder,hub,{plugin}", "--lora-resolver-names", "team/*,listed-*"),
     )
+    worker = (*worker, "--max-loras", "2")
     environ = {"PYTHONPATH": str(packages), "BATON_ADAPTER_LIST": str(folder / "list.json")}
     with ExitStack() as cleanup:
         stack = start_stack(root, cleanup, {"gateway": gateway, "worker": worker}, environ, executor="sim")
@@ -176,6 +177,25 @@ def test_another_tenants_name_is_refused(fleet: Fleet, replace: bool) -> None:
         assert error["param"] == "lora_name"
         assert "the tenant 'two' may not use the name 'team/one'" in error["message"]
     assert chat(fleet.client("one"), "team/one") == text
+
+
+def test_a_pinned_adapter_stays_on_the_device(fleet: Fleet) -> None:
+    body = {"lora_name": "pinned", "lora_path": str(fleet.folder / "private"), "pinned": True}
+    assert fleet.post("/v1/load_lora_adapter", body).status_code == 200
+    try:
+        other = {"lora_name": "second", "lora_path": str(fleet.folder / "team" / "two"), "pinned": True}
+        answer = fleet.post("/v1/load_lora_adapter", other)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (429, "pinned"), answer.text
+        for name in ("team/shared", "team/hubbed", "team/by-rpc", "team/shared"):
+            chat(fleet.client(), name)
+        for worker in fleet.stack.workers:
+            stats = fleet.stack.stats(worker)
+            assert stats.counters.adapters.num_pinned == 1
+            # The same folder may have been loaded under another name before.
+            assert {"pinned", "listed-poet"} & set(stats.state.adapters), worker.plan.name
+    finally:
+        assert fleet.post("/v1/unload_lora_adapter", {"lora_name": "pinned"}).status_code == 200
+    assert all(fleet.stack.stats(one).counters.adapters.num_pinned == 0 for one in fleet.stack.workers)
 
 
 def test_all_gateways_know_a_change_within_a_second(fleet: Fleet) -> None:

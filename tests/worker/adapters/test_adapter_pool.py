@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.engine.engine_harness import Clock
 
-from baton.rpc.errors import InvalidRequest, Mismatch
+from baton.rpc.errors import InvalidRequest, Mismatch, NoCapacity
 from baton.worker.adapters.memory import HostAdapter
 from baton.worker.core import AdapterRef
 from baton.worker.engine.adapters.loads import Ended
@@ -242,6 +242,9 @@ def test_every_request_gets_its_slot_whatever_happens(seed: int) -> None:
         if kind < 0.4:
             rig.want(f"r{number}", generator.choice("abcdef"))
             live.append(f"r{number}")
+        elif kind < 0.45:
+            names = generator.sample("abcdef", generator.randint(0, rig.memory.num_slots - 1))
+            rig.pool.pin({rig.ref(name).digest for name in names})
         elif kind < 0.7 and live:
             rig.end(live.pop(generator.randrange(len(live))))
         else:
@@ -260,3 +263,58 @@ def test_every_request_gets_its_slot_whatever_happens(seed: int) -> None:
     assert NO_SLOT not in rig.slots.values()
     assert not rig.errors
     assert rig.pool.num_waiting == 0
+
+
+def adopt(rig: Rig, name: str) -> bytes:
+    """Reads an adapter to host memory. Returns its digest."""
+    rig.pool.adopt(rig.ref(name), rig.memory.read(name))
+    return rig.ref(name).digest
+
+
+def test_a_pinned_adapter_is_copied_at_once_and_stays() -> None:
+    rig = Rig(num_slots=2, num_host=2)
+    rig.pool.pin([adopt(rig, "a")])
+    rig.load()
+    assert rig.pool.on_device() == ["a"]
+    for name in "bcdebcde":
+        rig.want(name, name)
+        rig.load()
+        rig.end(name)
+        assert "a" in rig.pool.on_device()
+    rig.want("r1", "a")
+    assert "r1" in rig.slots, "at once"
+    assert rig.pool.num_in_host_memory <= 2
+    rig.end("r1")
+    rig.pool.pin([])
+    for name in "bc":
+        rig.want(name, name)
+        rig.load()
+    assert rig.pool.on_device() == ["b", "c"]
+
+
+def test_a_pinned_adapter_waits_for_a_slot_that_no_step_reads() -> None:
+    rig = Rig(num_slots=2)
+    for owner, name in (("r1", "a"), ("r2", "b")):
+        rig.want(owner, name)
+        rig.load()
+    rig.pool.pin([adopt(rig, "c")])
+    rig.load()
+    assert rig.pool.on_device() == ["a", "b"]
+    rig.step = 7
+    rig.pool.end("r1", rig.refs["r1"], 7)
+    rig.settle(collected=6)
+    assert not rig.loads.begun
+    rig.settle(collected=7)
+    rig.loads.run()
+    rig.settle(collected=7)
+    assert rig.pool.on_device() == ["b", "c"]
+
+
+def test_one_slot_is_left_for_adapters_that_are_not_pinned() -> None:
+    rig = Rig(num_slots=3)
+    digests = [adopt(rig, name) for name in "abc"]
+    rig.pool.pin(digests[:2])
+    with pytest.raises(NoCapacity, match="3 adapters are to be pinned; at most 2 of the 3 slots") as raised:
+        rig.pool.pin(digests)
+    assert raised.value.field == "pinned"
+    assert rig.pool.num_pinned == 2, "nothing has changed"

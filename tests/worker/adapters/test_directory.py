@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from baton.rpc.errors import AlreadyExists, InvalidRequest, Mismatch, NotFound, PermissionDenied, ServiceError
+from baton.rpc.errors import (
+    AlreadyExists,
+    InvalidRequest,
+    Mismatch,
+    NoCapacity,
+    NotFound,
+    PermissionDenied,
+    ServiceError,
+)
 from baton.v1 import control_pb2, types_pb2, worker_pb2
 from baton.worker.engine.adapters.directory import AdapterDirectory, DirectorySettings
 from baton.worker.engine.adapters.loads import ThreadLoads
@@ -28,10 +36,10 @@ class Rig:
         made = DirectorySettings(**{"folders": ("/adapters",), "reserved": ("base",), **settings})
         self.directory = AdapterDirectory(self.memory, self.pool, made, changed=self._changed)
 
-    def load(self, name: str, path: str, *, replace: bool = False) -> Any:
+    def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> Any:
         """Returns the answer. Raises the refusal."""
         answers: list[Any] = []
-        request = control_pb2.LoadAdapterRequest(name=name, path=path, replace=replace)
+        request = control_pb2.LoadAdapterRequest(name=name, path=path, replace=replace, pinned=pinned)
         self.directory.load(request, answers.append, answers.append)
         while not answers:
             self.pool.settle(0)
@@ -165,3 +173,25 @@ def test_a_folder_is_read_again_and_again(make: Make, tmp_path: Path) -> None:
     ref = rig.directory.ref_of(submit(adapter="second"))
     assert ref is not None
     assert ref.path == str(tmp_path / "second")
+
+
+def test_names_pin_their_adapters_until_they_are_replaced_or_unloaded(make: Make) -> None:
+    rig = make(static={"static": "/any/where"})
+    assert rig.load("a", "/adapters/a", pinned=True).adapter.pinned
+    assert rig.pool.num_pinned == 1
+    assert rig.load("b", "/adapters/a", pinned=True).adapter.pinned, "the same contents"
+    with pytest.raises(NoCapacity, match="at most 1 of the 2 slots"):
+        rig.load("c", "/adapters/c", pinned=True)
+    assert rig.names == ["a", "b", "static"], "nothing is loaded"
+    rig.load("a", "/adapters/x", replace=True)
+    assert rig.pool.num_pinned == 1
+    rig.directory.unload("b")
+    assert rig.pool.num_pinned == 0
+    assert rig.directory.counters().num_pinned == 0
+
+
+def test_adapters_of_the_start_may_be_pinned(make: Make) -> None:
+    rig = make(static={"static": "/any/where", "other": "/other"}, pinned=("static",))
+    assert {info.name: info.pinned for info in rig.directory.infos()} == {"static": True, "other": False}
+    while rig.pool.on_device() != ["static"]:
+        rig.pool.settle(0)

@@ -139,6 +139,8 @@ def test_a_plugin_that_cannot_start_is_named(tmp_path: Path, packages: Path) -> 
     [
         ({"lora_resolvers": ("folder",)}, "lora_resolver_names", "needs lora_resolver_names"),
         ({"lora_resolver_names": ("*",)}, "lora_resolvers", "needs lora_resolvers"),
+        ({"lora_pinned": ("a",)}, "lora_pinned", "'a', which is not one of lora_modules"),
+        ({"lora_modules": ("a=/a", "b=/b"), "max_loras": 2, "lora_pinned": ("a", "b")}, "lora_pinned", "at most 1"),
         ({"lora_resolvers": ("hub", "hub"), "lora_resolver_names": ("*",)}, "lora_resolvers", "twice"),
     ],
 )

@@ -38,6 +38,10 @@ class AdapterSettings(ModelSettings):
         default=(),
         metadata={"help": "Adapters served from the start, by their names.", "metavar": "NAME=FOLDER,.."},
     )
+    lora_pinned: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "Those of --lora-modules that are kept on the device.", "metavar": "NAME,.."},
+    )
     lora_folders: tuple[str, ...] = field(
         default=(),
         metadata={
@@ -100,6 +104,7 @@ class AdapterSettings(ModelSettings):
         for name in ("lora_modules", "lora_folders", "lora_resolver_folder", "lora_resolvers"):
             if getattr(self, name) and not self.enable_lora:
                 raise InvalidRequest(f"{name} needs enable_lora=true", field=name)
+        self._check_pinned()
         if bool(self.lora_resolvers) != bool(self.lora_resolver_names):
             given, missing = ("lora_resolvers", "lora_resolver_names")[:: 1 if self.lora_resolvers else -1]
             why = "the names that may be loaded" if self.lora_resolvers else "what finds the names"
@@ -111,4 +116,17 @@ class AdapterSettings(ModelSettings):
                 f"max_cpu_loras={self.max_cpu_loras} must be at least max_loras={self.max_loras}: an adapter on the "
                 "device is in host memory too",
                 field="max_cpu_loras",
+            )
+
+    def _check_pinned(self) -> None:
+        unknown = [name for name in self.lora_pinned if name not in self.static_loras]
+        if unknown:
+            raise InvalidRequest(
+                f"lora_pinned has {unknown[0]!r}, which is not one of lora_modules", field="lora_pinned"
+            )
+        if self.lora_pinned and len(set(self.lora_pinned)) >= self.max_loras:
+            raise InvalidRequest(
+                f"lora_pinned has {len(set(self.lora_pinned))} names; at most {self.max_loras - 1}, one less than "
+                "max_loras, so that others can be loaded",
+                field="lora_pinned",
             )

@@ -30,7 +30,9 @@ class AdapterMethods(ABC):
     ) -> inference_pb2.AddAdapterResponse:
         service, identity = self._checked(context, "AddAdapter"), self._identity(context)
         try:
-            await service.load(identity, request.name, request.path, request.model, replace=request.replace)
+            await service.load(
+                identity, request.name, request.path, request.model, replace=request.replace, pinned=request.pinned
+            )
         except ServiceError as error:
             raise _named(error) from error
         return inference_pb2.AddAdapterResponse()

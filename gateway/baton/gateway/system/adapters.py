@@ -35,6 +35,7 @@ class LoadAdapterBody(Struct, kw_only=True):
     lora_name: str
     lora_path: str  # a folder on the workers
     load_inplace: bool = False  # replaces an adapter of the same name
+    pinned: bool = False  # kept on the workers' devices, without requests too
     base_model_name: str | None = None  # None: the only served model
 
 
@@ -52,7 +53,14 @@ class AdapterService:
         self._fleet = fleet
 
     async def load(
-        self, identity: Identity, name: str, path: str, model_name: str = "", *, replace: bool = False
+        self,
+        identity: Identity,
+        name: str,
+        path: str,
+        model_name: str = "",
+        *,
+        replace: bool = False,
+        pinned: bool = False,
     ) -> None:
         """Loads an adapter. Raises a ServiceError that names the field; then it is loaded nowhere."""
         if not name or not path:
@@ -69,7 +77,9 @@ class AdapterService:
                 "'load_inplace' to True.",
                 field="lora_name",
             )
-        request = pb.LoadAdapterRequest(name=name, path=path, replace=replace, registered_ms=round(time.time() * 1000))
+        request = pb.LoadAdapterRequest(
+            name=name, path=path, replace=replace, registered_ms=round(time.time() * 1000), pinned=pinned
+        )
         await self._load(request, model, known, _LOAD_SECONDS)
 
     async def resolve(self, name: str, model: ServedModel) -> None:
@@ -126,7 +136,11 @@ class AdapterService:
                 return
             before: types_pb2.AdapterInfo = known.adapter
             request = pb.LoadAdapterRequest(
-                name=name, path=before.path, replace=True, registered_ms=before.registered_ms
+                name=name,
+                path=before.path,
+                replace=True,
+                registered_ms=before.registered_ms,
+                pinned=before.pinned,
             )
             await self._fleet.ask_all((), lambda stub: stub.LoadAdapter(request, timeout=_LOAD_SECONDS))
         except ServiceError as error:
@@ -162,7 +176,12 @@ class AdapterRoutes:
         """Handles POST /v1/load_lora_adapter."""
         body = self._loads.read(exchange)
         await self._service.load(
-            exchange.identity, body.lora_name, body.lora_path, body.base_model_name or "", replace=body.load_inplace
+            exchange.identity,
+            body.lora_name,
+            body.lora_path,
+            body.base_model_name or "",
+            replace=body.load_inplace,
+            pinned=body.pinned,
         )
         _respond(exchange, f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 

@@ -199,6 +199,7 @@ def _make_adapters(
         config.lora_folders,
         config.lora_resolver_folder,
         (config.model_name,),
+        config.lora_pinned,
         make_resolvers(config.lora_resolvers, config.lora_resolver_names, context, plugins),
     )
     directory = AdapterDirectory(memory, pool, settings, wake, searches=searches)

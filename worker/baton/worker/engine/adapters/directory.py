@@ -43,6 +43,7 @@ class DirectorySettings:
     folders: tuple[str, ...] = ()  # in which adapters loaded at run time must lie
     resolver_folder: str = ""
     reserved: tuple[str, ...] = ()  # names of the model
+    pinned: tuple[str, ...] = ()  # of `static`
     resolvers: Resolvers | None = None  # None: no adapter is loaded by its name alone
 
 
@@ -66,6 +67,7 @@ class AdapterDirectory:
         self._clock = clock
         self._loaded: dict[str, types_pb2.AdapterInfo] = {}  # at run time
         self._static = {name: self._read_static(name, path) for name, path in settings.static.items()}
+        pool.pin(self._pinned_digests())
         folder = settings.resolver_folder
         self._watch = FolderWatch(Path(folder), memory.digest, wake) if folder else None
         self._found: dict[str, types_pb2.AdapterInfo] = {}
@@ -96,6 +98,7 @@ class AdapterDirectory:
         message.num_on_device = len(pool.on_device())
         message.max_on_device = self._memory.num_slots
         message.num_in_host_memory = pool.num_in_host_memory
+        message.num_pinned = pool.num_pinned
         message.num_served = len(self._found) + len(self._loaded) + len(self._static)
         message.running.extend(pool.running())
         message.waiting.extend(pool.waiting())
@@ -166,6 +169,7 @@ class AdapterDirectory:
                 raise Mismatch(f"adapter {name!r} is one of {origin}: it cannot be unloaded", field="lora_name")
             raise NotFound(f"no adapter is called {name!r}{self._known()}", field="lora_name")
         del self._loaded[name]
+        self._pool.pin(self._pinned_digests())
         _log.info("adapter unloaded: %s", name)
         self.changed()
         return control_pb2.UnloadAdapterResponse()
@@ -186,7 +190,7 @@ class AdapterDirectory:
     def _register(self, request: control_pb2.LoadAdapterRequest, adapter: HostAdapter) -> types_pb2.AdapterInfo:
         old = self._loaded.get(request.name)
         if old is not None and not request.replace:
-            if (old.path, old.digest) == (request.path, adapter.digest):
+            if (old.path, old.digest, old.pinned) == (request.path, adapter.digest, request.pinned):
                 return old
             raise AlreadyExists(
                 f"adapter {request.name!r} is loaded from {old.path} with the digest {old.digest.hex()}; replace it, "
@@ -198,13 +202,20 @@ class AdapterDirectory:
             path=request.path,
             digest=adapter.digest,
             registered_ms=request.registered_ms or round(self._clock() * 1000),
+            pinned=request.pinned,
         )
+        self._pool.pin(self._pinned_digests(info))
         self._loaded[request.name] = info
         _log.info(
             "adapter loaded: %s from %s, rank %d, %d bytes", info.name, info.path, adapter.rank, adapter.num_bytes
         )
         self.changed()
         return info
+
+    def _pinned_digests(self, new: types_pb2.AdapterInfo | None = None) -> set[bytes]:
+        """Returns the adapters that are kept on the device, with one that is about to be registered."""
+        infos = {**self._loaded, **self._static, **({} if new is None else {new.name: new})}
+        return {info.digest for info in infos.values() if info.pinned}
 
     def _read_static(self, name: str, path: str) -> types_pb2.AdapterInfo:
         """Reads an adapter of the worker's settings, so that a wrong one is reported at start."""
@@ -215,7 +226,8 @@ class AdapterDirectory:
             error.field, error.message = "lora_modules", f"lora_modules: {name}: {error.message}"
             raise
         self._pool.adopt(AdapterRef(name, path, adapter.digest), adapter)
-        return types_pb2.AdapterInfo(name=name, path=path, digest=adapter.digest)
+        pinned = name in self._settings.pinned
+        return types_pb2.AdapterInfo(name=name, path=path, digest=adapter.digest, pinned=pinned)
 
     def _named(self, name: str) -> AdapterRef:
         for known in (self._static, self._loaded, self._found):

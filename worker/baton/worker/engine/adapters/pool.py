@@ -1,19 +1,20 @@
 """Which adapters are on the device and in host memory, and which requests wait for one. Knows no tensors.
 
 An adapter with requests keeps its slot, so at most as many adapters as there are slots run in a step. The adapter that
-was unused for longest makes room for another. Requests get slots in the order of their arrival, except that those whose
-adapter is there pass others, until one has waited for long: then it is next when a slot is free.
+was unused for longest makes room for another, except pinned ones, which are kept there. Requests get slots in the order
+of their arrival, except that those whose adapter is there pass others, until one has waited for long: then it is next
+when a slot is free.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from baton.rpc.errors import Mismatch, ServiceError
+from baton.rpc.errors import Mismatch, NoCapacity, ServiceError
 from baton.worker.adapters.memory import AdapterMemory, HostAdapter
 from baton.worker.core import AdapterRef
 from baton.worker.engine.adapters.loads import Ended, Loads
@@ -79,6 +80,7 @@ class AdapterPool(Generic[T]):
         self._granted: list[Granted[T]] = []
         self._num_uses = 0
         self._collected = 0  # the last step that was collected
+        self._pinned: frozenset[bytes] = frozenset()
 
     @property
     def due(self) -> float | None:
@@ -112,6 +114,11 @@ class AdapterPool(Generic[T]):
         """Returns the names of adapters whose requests all wait, sorted."""
         return sorted({one.entry.ref.name for one in self._waiters.values() if not one.entry.users})
 
+    @property
+    def num_pinned(self) -> int:
+        """Adapters that are kept on the device."""
+        return len(self._pinned)
+
     # Requests.
 
     def want(self, owner: T, ref: AdapterRef) -> None:
@@ -144,7 +151,7 @@ class AdapterPool(Generic[T]):
                 self._read(ended.key, ended)
             else:
                 self._written(ended.key, ended)
-        if self._waiters:
+        if self._waiters or self._pinned:
             self._assign()
         granted, self._granted = self._granted, []
         return granted
@@ -165,6 +172,19 @@ class AdapterPool(Generic[T]):
         entry.host = entry.host or adapter
         self._touch(entry)
         self._limit_host()
+
+    def pin(self, digests: Collection[bytes]) -> None:
+        """Keeps these adapters, and no others, on the device once they are read. Raises NoCapacity for so many that no
+        slot is left for others; then nothing has changed."""
+        most = self._memory.num_slots - 1
+        if len(digests) > most:
+            raise NoCapacity(
+                f"{len(digests)} adapters are to be pinned; at most {most} of the {most + 1} slots may be, so that "
+                "others can be loaded: unload one, or start workers with more --max-loras",
+                field="pinned",
+            )
+        self._pinned = frozenset(digests)
+        self._assign()
 
     # Loads.
 
@@ -238,8 +258,12 @@ class AdapterPool(Generic[T]):
                 self._grant(waiter, now)
             elif entry.slot == NO_SLOT and entry.host is not None:
                 waits_long = now - waiter.since > _PATIENCE_SECONDS
-                if not self._begin_write(waiter, waits_long):
+                if not self._begin_write(entry, self._before(waiter) if waits_long else None):
                     holds = holds or waits_long
+        for digest in self._pinned:
+            pinned = self._entries.get(digest)
+            if pinned is not None and pinned.slot == NO_SLOT and pinned.host is not None:
+                self._begin_write(pinned)
 
     def _grant(self, waiter: _Waiter[T], now: float) -> None:
         del self._waiters[waiter.owner]
@@ -248,19 +272,24 @@ class AdapterPool(Generic[T]):
         self.stats.wait_seconds.observe(now - waiter.since)
         self._granted.append(Granted(waiter.owner, waiter.entry.slot))
 
-    def _begin_write(self, waiter: _Waiter[T], waits_long: bool) -> bool:
-        """Starts to copy an adapter to a slot that no step reads. Returns False if there is none."""
-        if not self._free_slots and not self._evict_from_device(waiter, waits_long):
+    def _before(self, waiter: _Waiter[T]) -> list[_Waiter[T]]:
+        """Returns the requests that came before one that waits long: it goes before those that came after it."""
+        return list(takewhile(lambda one: one is not waiter, self._waiters.values()))
+
+    def _begin_write(self, entry: _Entry, before: Sequence[_Waiter[T]] | None = None) -> bool:
+        """Starts to copy an adapter to a slot that no step reads. Returns False if there is none.
+
+        `before`: the waiting requests whose adapters make no room for it; None: all.
+        """
+        if not self._free_slots and not self._evict_from_device(before):
             return False
-        entry = waiter.entry
         assert entry.host is not None
         entry.slot, entry.written = self._free_slots.pop(), False
         self._loads.start(entry, partial(self._memory.write, entry.slot, entry.host))
         return True
 
-    def _evict_from_device(self, waiter: _Waiter[T], waits_long: bool) -> bool:
-        """Makes room for a request's adapter. One that waits long goes before those that came after it."""
-        before = list(takewhile(lambda one: one is not waiter, self._waiters.values())) if waits_long else None
+    def _evict_from_device(self, before: Sequence[_Waiter[T]] | None) -> bool:
+        """Makes room on the device. Returns False if every adapter there is used, wanted or pinned."""
         unused = [one for one in self._unused(before) if one.written and one.free_after <= self._collected]
         if not unused:
             return False
@@ -280,9 +309,13 @@ class AdapterPool(Generic[T]):
             self.stats.num_host_evictions += 1
 
     def _unused(self, waiters: Iterable[_Waiter[T]] | None = None) -> Iterator[_Entry]:
-        """Yields the adapters that no request runs with, and none of these waits for. None: no request at all."""
+        """Yields adapters that are not pinned, no request runs with, and none of these waits for. None: no request."""
         wanted = {id(waiter.entry) for waiter in (self._waiters.values() if waiters is None else waiters)}
-        return (one for one in self._entries.values() if not one.users and id(one) not in wanted)
+        return (
+            one
+            for one in self._entries.values()
+            if not one.users and id(one) not in wanted and one.ref.digest not in self._pinned
+        )
 
     def _touch(self, entry: _Entry) -> None:
         self._num_uses += 1

@@ -21,6 +21,7 @@ _COUNTERS = (
 _GAUGES = (
     ("num_on_device", "baton_worker_adapters_on_device", "Adapters on the device."),
     ("max_on_device", "baton_worker_adapter_slots", "Adapters that the device has room for; 0 without --enable-lora."),
+    ("num_pinned", "baton_worker_adapters_pinned", "Adapters that are kept on the device."),
     ("num_in_host_memory", "baton_worker_adapters_in_host_memory", "Adapters in host memory."),
     ("num_served", "baton_worker_adapters_served", "Adapters that requests may name."),
 )
