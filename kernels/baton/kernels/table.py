@@ -193,6 +193,14 @@ _MATMUL = "baton.kernels.linear.matmul:matmul"
 SMALL_PROJECT = Row("project", _SMALL_LINEAR, tokens=range(17), unfused=False, batch_invariant=False)
 SMALL_GATE = Row("gate", _SMALL_LINEAR, tokens=range(17), unfused=False, batch_invariant=False)
 SMALL_ADD = Row("add", _SMALL_LINEAR, tokens=range(65), unfused=False, batch_invariant=False)
+# Of fp32 weights and bf16 activations.
+WIDE_LINEAR = Row(
+    "multiply_wide",
+    "baton.kernels.linear.wide:multiply_wide",
+    dtypes=frozenset({torch.bfloat16}),
+    unfused=False,
+    batch_invariant=False,
+)
 SUMMING_ADD = Row("add", "torch:addmm", tokens=range(1024, 1 << 62), unfused=False, batch_invariant=False)
 
 # Experts. With few pairs, hardly two have the same expert. The last sums in an order of its own for any number.
@@ -288,6 +296,8 @@ TABLE = (
     *(Row(op, "torch:addmm", batch_invariant=False) for op in ("multiply", "project", "gate", "add")),
     *(Row(op, _MATMUL, batch_varies=False) for op in ("multiply", "project", "gate", "add")),
     *(Row(op, "torch.nn.functional:linear", device="cpu") for op in ("multiply", "project", "gate", "add")),
+    WIDE_LINEAR,
+    Row("multiply_wide", f"{_REFERENCE}.linear.wide:multiply_wide", device="cpu"),
     Row(
         "packed_linear",
         f"{_REFERENCE}.linear.packed:packed_linear",

@@ -87,7 +87,7 @@ class Experts:
 
     def _route(self, stream: Stream, norm: Norm | None) -> tuple[Tensor, Tensor]:
         if self._spec.router_in_fp32:
-            logits = self._router.multiply(stream.normed(norm, self._kernels).float())
+            logits = self._router.multiply_wide(stream.normed(norm, self._kernels))
         else:
             logits = self._router.project(stream, norm)
         return self._kernels.route(logits, self._correction, self._spec.router)

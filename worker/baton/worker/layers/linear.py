@@ -46,6 +46,10 @@ class Linear:
         """Returns the linear of x."""
         return self._ops.multiply(self._params, x)
 
+    def multiply_wide(self, x: Tensor) -> Tensor:
+        """Returns the linear of x in fp32, of weights in fp32."""
+        return self._ops.multiply_wide(self._params, x)
+
     def fuses_gate(self, x: Tensor) -> bool:
         """Returns whether `add_gated` is faster, for as many tokens as x has, than a gate and `add`."""
         return self._ops.fuses_gate(self._params, x)

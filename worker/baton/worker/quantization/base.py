@@ -75,6 +75,10 @@ class LinearOps(ABC):
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Returns x @ weight^T + bias."""
 
+    def multiply_wide(self, params: Params, x: Tensor) -> Tensor:
+        """Returns x @ weight^T + bias in fp32, of weights in fp32."""
+        return self.multiply(params, x.float())
+
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
         """Returns the linear of the normed stream."""
         return self.multiply(params, stream.normed(norm, self.kernels), out)

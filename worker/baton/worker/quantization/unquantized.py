@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from baton.kernels.reference.linear.packed import beats_blas, is_large
-from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT, SUMMING_ADD, Case, Row, find
+from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT, SUMMING_ADD, WIDE_LINEAR, Case, Row, find
 from baton.worker.quantization.base import LinearOps, LinearShape, Params, Source
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 from baton.worker.quantization.onednn import OneDnnOps
@@ -89,6 +89,7 @@ class _CudaOps(LinearOps):
 
         super().__init__(kernels)
         self._small_linear: Callable[..., Tensor] = SMALL_PROJECT.load()
+        self._wide: Callable[..., Tensor] = WIDE_LINEAR.load()
         self._workspace = Workspace(device)
 
     def reset(self) -> None:
@@ -99,6 +100,13 @@ class _CudaOps(LinearOps):
         if bias is None:
             return torch.mm(x, params["weight"].t(), out=out)
         return torch.addmm(bias, x, params["weight"].t(), out=out)
+
+    def multiply_wide(self, params: Params, x: Tensor) -> Tensor:
+        weight = params["weight"]
+        if "bias" in params or weight.dtype != torch.float32 or not WIDE_LINEAR.fits(Case(dtype=x.dtype)):
+            return super().multiply_wide(params, x)
+        product: Tensor = self._wide(x, weight)
+        return product
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
         if self._is_small(SMALL_PROJECT, stream, norm):
