@@ -12,6 +12,7 @@ from baton.kernels.overlap import overlaps
 
 _FEW = 64  # tokens, up to which products on matrix units are slower
 _SOME = 1024  # tokens, up to which small tiles fill more of the device
+_BLAS = range(65, 257)  # tokens whose product BLAS computes faster, on an H100
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -86,6 +87,11 @@ def _many_kernel(
         small = tl.dot(x, tl.trans(low), small)
     at = out_ptr + tokens.to(tl.int64)[:, None] * num_rows + rows[None, :]
     tl.store(at, acc + small, mask=(tokens < num_tokens)[:, None] & (rows < num_rows)[None, :])
+
+
+def beats_blas(num_tokens: int) -> bool:
+    """Returns whether `multiply_wide` is faster than casts and a product in fp32."""
+    return num_tokens not in _BLAS
 
 
 def multiply_wide(x: Tensor, weight: Tensor) -> Tensor:

@@ -86,10 +86,12 @@ class _CpuOps(LinearOps):
 class _CudaOps(LinearOps):
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
         from baton.kernels.linear.small_linear import Workspace  # imported here, because CPUs have no Triton
+        from baton.kernels.linear.wide import beats_blas as wide_is_faster
 
         super().__init__(kernels)
         self._small_linear: Callable[..., Tensor] = SMALL_PROJECT.load()
         self._wide: Callable[..., Tensor] = WIDE_LINEAR.load()
+        self._wide_is_faster = wide_is_faster
         self._workspace = Workspace(device)
 
     def reset(self) -> None:
@@ -102,10 +104,9 @@ class _CudaOps(LinearOps):
         return torch.addmm(bias, x, params["weight"].t(), out=out)
 
     def multiply_wide(self, params: Params, x: Tensor) -> Tensor:
-        weight = params["weight"]
-        if "bias" in params or weight.dtype != torch.float32 or not WIDE_LINEAR.fits(Case(dtype=x.dtype)):
+        if "bias" in params or not WIDE_LINEAR.fits(Case(dtype=x.dtype)) or not self._wide_is_faster(len(x)):
             return super().multiply_wide(params, x)
-        product: Tensor = self._wide(x, weight)
+        product: Tensor = self._wide(x, params["weight"])
         return product
 
     def project(self, params: Params, stream: Stream, norm: Norm | None, out: Tensor | None = None) -> Tensor:
