@@ -63,12 +63,14 @@ class Experts:
         self._ops = device.experts_ops(weights.experts.method, weights.experts.name)
         self._shared = None if weights.shared is None else _SharedExpert(weights.shared, device)
         self._scale = scale
-        self._adds_plain_sum = self._shared is None and self._output_norm is None and scale == 1
+        # Without a norm, the shared expert would read what the others have changed.
+        apart = self._shared is None or self._input_norm is not None
+        self._adds_plain_sum = apart and self._output_norm is None and scale == 1
 
     def add(self, stream: Stream) -> None:
         """Adds the experts' sum to the stream."""
         norm, num_pairs = self._input_norm, len(stream.residual) * self._spec.router.top_k
-        may_fuse = self._adds_plain_sum and stream.fuse_norms and stream.update is None
+        may_fuse = self._adds_plain_sum and self._shared is None and stream.fuse_norms and stream.update is None
         if may_fuse and norm is not None and not norm.centered and self._ops.fuses_norm(self._params, num_pairs):
             weights, ids = self._route(stream, norm)
             self._ops.add_normed(self._params, stream, norm, weights, ids, self._spec.gate)
@@ -77,6 +79,8 @@ class Experts:
         weights, ids = self._route(Stream(x, fuse_norms=stream.fuse_norms), None)
         if self._adds_plain_sum:
             self._ops.add(self._params, x, weights, ids, self._spec.gate, stream)
+            if self._shared is not None:
+                self._shared.add(x, stream)
             return
         update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
         if self._shared is not None:
@@ -98,6 +102,13 @@ class _SharedExpert:
         self._gate_up = Linear(weights.gate_up, device)
         self._down = Linear(weights.down, device)
         self._output_gate = None if weights.output_gate is None else Linear(weights.output_gate, device)
+
+    def add(self, x: Tensor, stream: Stream) -> None:
+        """Adds the shared expert's output to the stream."""
+        if self._output_gate is None:
+            self._down.add(self._gate_up.gate(Stream(x), None), stream, 1.0)
+        else:
+            stream.add(self.of(x))
 
     def of(self, x: Tensor) -> Tensor:
         """Returns the shared expert's output, [num_tokens, hidden_size]."""
