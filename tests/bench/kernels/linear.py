@@ -1,4 +1,7 @@
-"""Benchmark rows of small linears: a decode step's projections with fused ops, and cuBLAS without those."""
+"""Benchmark rows of small linears: a decode step's projections with fused ops, and cuBLAS without those.
+
+Rows are the sizes for which an engine takes small linears.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,10 @@ from bench.kernels.timing import num_copies
 from torch import Tensor
 from torch.nn import functional
 
-from baton.kernels.linear.small_linear import Workspace, small_linear
+from baton.kernels.linear.small_linear import Workspace, beats_blas, small_linear
+from baton.kernels.table import SMALL_ADD, SMALL_GATE, SMALL_PROJECT
 
-_TOKENS = (1, 2, 16, 64)
+_TOKENS = (1, 2, 16, 32, 64)
 _EPS = 1e-6
 _CHECKED_FEATURES = 2048
 
@@ -48,7 +52,14 @@ def linear_cases(shape: ModelShape) -> list[Case]:
         )
         for projection in _projections(shape)
         for num_tokens in _TOKENS
+        if _taken(projection, num_tokens)
     ]
+
+
+def _taken(projection: Projection, num_tokens: int) -> bool:
+    if not projection.residual:
+        return num_tokens in (SMALL_GATE if projection.gated else SMALL_PROJECT).tokens
+    return num_tokens in SMALL_ADD.tokens and beats_blas(num_tokens, projection.num_rows, projection.num_in)
 
 
 def _projections(shape: ModelShape) -> list[Projection]:

@@ -85,13 +85,12 @@ class _CpuOps(LinearOps):
 
 class _CudaOps(LinearOps):
     def __init__(self, kernels: Kernels, device: torch.device) -> None:
-        from baton.kernels.linear.small_linear import Workspace  # imported here, because CPUs have no Triton
-        from baton.kernels.linear.wide import beats_blas as wide_is_faster
+        from baton.kernels.linear.small_linear import Workspace, beats_blas  # imported here: CPUs have no Triton
 
         super().__init__(kernels)
         self._small_linear: Callable[..., Tensor] = SMALL_PROJECT.load()
         self._wide: Callable[..., Tensor] = WIDE_LINEAR.load()
-        self._wide_is_faster = wide_is_faster
+        self._beats_blas = beats_blas
         self._workspace = Workspace(device)
 
     def reset(self) -> None:
@@ -104,7 +103,7 @@ class _CudaOps(LinearOps):
         return torch.addmm(bias, x, params["weight"].t(), out=out)
 
     def multiply_wide(self, params: Params, x: Tensor) -> Tensor:
-        if "bias" in params or not WIDE_LINEAR.fits(Case(dtype=x.dtype)) or not self._wide_is_faster(len(x)):
+        if "bias" in params or not WIDE_LINEAR.fits(Case(dtype=x.dtype, num_tokens=len(x))):
             return super().multiply_wide(params, x)
         product: Tensor = self._wide(x, params["weight"])
         return product
@@ -121,7 +120,7 @@ class _CudaOps(LinearOps):
 
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
         weight, bias, num_tokens = params["weight"], params.get("bias"), x.shape[0]
-        if num_tokens in SMALL_ADD.tokens and scale == 1:
+        if num_tokens in SMALL_ADD.tokens and scale == 1 and self._beats_blas(num_tokens, *weight.shape):
             residual = stream.settled()
             self._small_linear(x, weight, self._workspace, bias=bias, residual=residual, out=residual)
         elif bias is None and (num_tokens in SUMMING_ADD.tokens or scale != 1):
