@@ -84,7 +84,7 @@ class Experts:
             return
         update = self._ops.run(self._params, x, weights, ids, self._spec.gate)
         if self._shared is not None:
-            update.add_(self._shared.of(x))
+            update.add_(self._shared.of(x, fuse=stream.fuse_norms))
         if self._output_norm is not None:
             update = self._output_norm.apply(update, self._kernels)
         stream.add(update if self._scale == 1 else update.mul_(self._scale))
@@ -106,11 +106,14 @@ class _SharedExpert:
     def add(self, x: Tensor, stream: Stream) -> None:
         """Adds the shared expert's output to the stream."""
         if self._output_gate is None:
-            self._down.add(self._gate_up.gate(Stream(x), None), stream, 1.0)
+            self._down.add(self._gate(x, stream.fuse_norms), stream, 1.0)
         else:
-            stream.add(self.of(x))
+            stream.add(self.of(x, fuse=stream.fuse_norms))
 
-    def of(self, x: Tensor) -> Tensor:
-        """Returns the shared expert's output, [num_tokens, hidden_size]."""
-        out = self._down.multiply(self._gate_up.gate(Stream(x), None))
+    def of(self, x: Tensor, *, fuse: bool) -> Tensor:
+        """Returns the shared expert's output, [num_tokens, hidden_size]. `fuse`: as a Stream's `fuse_norms`."""
+        out = self._down.multiply(self._gate(x, fuse))
         return out if self._output_gate is None else out.mul_(torch.sigmoid(self._output_gate.multiply(x)))
+
+    def _gate(self, x: Tensor, fuse: bool) -> Tensor:
+        return self._gate_up.gate(Stream(x, fuse_norms=fuse), None)
