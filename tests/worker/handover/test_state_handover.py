@@ -71,6 +71,24 @@ def test_answers_equal_transformers(network: Network, name: str, sizes: tuple[in
     assert decode.engine.counters().num_local_fallbacks == 0
 
 
+@pytest.mark.parametrize("sizes", SIZES)
+def test_what_blocks_held_before_is_in_no_token(network: Network, sizes: tuple[int, int], tmp_path: Path) -> None:
+    """A larger block of the receiver has tokens behind those that were sent."""
+    model = make_model("qwen3_next", tmp_path)
+    pair = _, decode = pair_of(network, tmp_path, sizes)
+    for node in pair:
+        node.executor._memory.values[:, :-1].view(torch.uint8).fill_(0xFF)
+    requests = [make_request(list(range(20, 20 + length)), 12) for length in (5, 21, 70)]
+    for request in requests:
+        decode.submit(request, pair[0])
+    run_until(pair, finished(decode, *requests), 60)
+    run_until(pair, idle(*pair), 60)
+    for request in requests:
+        prompt = list(request.token_ids[: request.num_prompt_tokens])
+        assert decode.seen.tokens[request.request_id] == generate_greedily(model, prompt, 12)
+        assert decode.seen.finishes[request.request_id].num_transferred_tokens == len(prompt)
+
+
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2"])
 def test_one_state_moves_once(network: Network, name: str, tmp_path: Path) -> None:
     """Of a prompt of several chunks, with the convolution's last inputs."""

@@ -25,6 +25,7 @@ from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, ModelSpec, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook, NewWeights
 from baton.worker.executors.choices import choices_of, experts_kind, weight_formats
+from baton.worker.executors.cpu.begun_blocks import BegunBlocks
 from baton.worker.executors.cpu.damaged_states import damaged_rows, without_tokens
 from baton.worker.executors.cpu.drafts import HiddenReader, StepDrafts
 from baton.worker.executors.cpu.generate_head import GenerateHead
@@ -294,7 +295,8 @@ class CpuExecutor:
         if not self._config.cached:
             return WholeSteps(self._config)
         cache = self._memory.tensors[0]
-        return PagedSteps(self._rows, self._config, self.kv_spec, cache, self._dtype, aligned=aligned)
+        begun = BegunBlocks(self._rows, self._memory.values, self._num_rows) if self._memory.states else None
+        return PagedSteps(self._rows, self._config, self.kv_spec, cache, self._dtype, begun=begun, aligned=aligned)
 
     def _new_device(self, longest: int, *, batch_invariant: bool) -> CpuDevice:
         """Returns a device over the KV memory, for requests of up to `longest` tokens."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.kernels.reference.attention.whole_attention import runs_of
 from baton.worker.core import StepPlan
+from baton.worker.executors.cpu.begun_blocks import BegunBlocks
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
 from baton.worker.executors.host.state_tables import StateTables, state_tables
@@ -46,9 +47,11 @@ class PagedSteps:
         cache: Tensor,
         dtype: torch.dtype,
         *,
+        begun: BegunBlocks | None = None,  # None: blocks hold nothing but keys and values
         aligned: bool = False,
     ) -> None:
         """`cache`: of any layer; `dtype`: what it is computed in."""
+        self._begun = begun
         self._aligned = aligned
         self._rows = rows
         self.states: Mapping[int, StateTables] = state_tables(spec)
@@ -59,6 +62,8 @@ class PagedSteps:
 
     def apply(self, plan: StepPlan) -> None:
         """Stores the blocks of groups after the first."""
+        if self._begun is not None:
+            self._begun.apply(plan)
         for table in self.states.values():
             table.apply(plan)
         for blocks in plan.more_blocks:
@@ -70,6 +75,8 @@ class PagedSteps:
     def make(self, plan: StepPlan) -> StepInputs:
         self._rows.check_tokens(plan)
         self._rows.check_blocks(plan)
+        if self._begun is not None:
+            self._begun.clear(plan)
         states = {group: list(_state_runs(plan, table)) for group, table in self.states.items()}
         return make_step_inputs(plan, self._rows, self._views, self._gathers, states, aligned=self._aligned)
 

@@ -45,9 +45,14 @@ class KvMemory:
         found = {index: group for index, group in enumerate(self._spec.groups) if group.kind is KvKind.STATE}
         if not found:
             return {}
-        (memory,) = self._shared
-        pages = memory.tensor.flatten(2).view(torch.float32)
+        pages = self.values.flatten(2).view(torch.float32)
         return {index: StatePlaces(pages, self._spec.placed_state(group)) for index, group in found.items()}
+
+    @property
+    def values(self) -> Tensor:
+        """All blocks of groups of one shape, [num_layers, num_blocks + 1, parts, heads, tokens, values]."""
+        (memory,) = self._shared
+        return memory.tensor
 
     def tensor(self, layer: int) -> Tensor:
         """Returns the blocks of a KV layer; of one with states those of the first layer, which it does not use."""
