@@ -932,6 +932,7 @@ class WorkerLoad(google.protobuf.message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: builtins.int
     NUM_CACHED_HOST_BLOCKS_FIELD_NUMBER: builtins.int
     DECODE_TOKENS_PER_STEP_FIELD_NUMBER: builtins.int
+    NUM_ADAPTER_SLOTS_FIELD_NUMBER: builtins.int
     num_running: builtins.int
     """Requests in the running batch, and waiting for it."""
     queue_depth: builtins.int
@@ -960,6 +961,8 @@ class WorkerLoad(google.protobuf.message.Message):
     num_cached_host_blocks: builtins.int
     decode_tokens_per_step: builtins.float
     """Tokens that a request gets of a step that decodes: more than 1 with speculation. 0: 1."""
+    num_adapter_slots: builtins.int
+    """Adapters that the device has room for. 0: without LoRA."""
     def __init__(
         self,
         *,
@@ -979,7 +982,8 @@ class WorkerLoad(google.protobuf.message.Message):
         num_host_blocks: builtins.int = ...,
         num_cached_host_blocks: builtins.int = ...,
         decode_tokens_per_step: builtins.float = ...,
+        num_adapter_slots: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "decode_tokens_per_step", b"decode_tokens_per_step", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_blocks", b"num_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_host_blocks", b"num_host_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "decode_tokens_per_step", b"decode_tokens_per_step", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_adapter_slots", b"num_adapter_slots", "num_blocks", b"num_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_host_blocks", b"num_host_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
 
 global___WorkerLoad = WorkerLoad

@@ -53,6 +53,14 @@ def test_tokens_of_a_step_have_a_column():
     assert [row[at : at + len("A STEP")].strip() for row in rows] == ["-", "1.50", "3"]
 
 
+def test_adapters_on_the_device_have_a_column():
+    one, two = snapshot_of().workers[:2]
+    two.num_adapters, two.num_adapter_slots = 2, 8
+    head, *rows = top_text.render(top_text.WORKERS, [one, two], 200)[:3]
+    at = head.index("ADAPTERS")
+    assert [row[at : at + len("ADAPTERS")].strip() for row in rows] == ["-", "2 of 8"]
+
+
 NUMBERS = {0: "0", 7: "7", 0.5: "0.50", 12.34: "12.3", 999: "999", 1234: "1.23 k", 9.996e5: "1.00 M", 2.5e15: "2.50 P"}
 TIMES = {0.0: "0.00 ms", 0.0123: "12.3 ms", 0.5: "500 ms", 2: "2.00 s", 150: "2 min 30 s"}
 

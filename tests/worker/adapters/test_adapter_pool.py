@@ -88,12 +88,13 @@ class Rig:
         self.settle()
 
     def settle(self, collected: int | None = None) -> None:
-        for owner, slot, error in self.pool.settle(self.step if collected is None else collected):
-            if error is None:
-                self.slots[owner] = slot
-                assert self.memory.slots[slot] == self.refs[owner].digest, "the slot holds its adapter"
+        for granted in self.pool.settle(self.step if collected is None else collected):
+            owner = granted.owner
+            if granted.error is None:
+                self.slots[owner] = granted.slot
+                assert self.memory.slots[granted.slot] == self.refs[owner].digest, "the slot holds its adapter"
             else:
-                self.errors[owner] = error
+                self.errors[owner] = granted.error
 
     def load(self) -> None:
         """Runs all loads, and those that follow from them."""

@@ -17,8 +17,9 @@ from support.fleet.kvstore_node import eventually
 from support.processes import ports
 from support.processes.worker_harness import running_worker, submit
 
-from baton.v1 import types_pb2
+from baton.v1 import control_pb2, types_pb2
 from baton.worker.core import FinishReason
+from baton.worker.executors.sim.adapters import digest_of
 from baton.worker.process.spans import SpanSender, is_sampled
 from baton.worker.requests.outputs import Finish
 
@@ -177,3 +178,26 @@ def test_a_spans_wall_time_matches_its_monotonic_time() -> None:
         ("prefill", 4_991_000_000_000, 4_993_000_000_000),
         ("decode", 4_993_000_000_000, 5_000_000_000_000),
     ]
+
+
+async def test_a_request_that_waits_for_its_adapter_has_a_span_of_it(collector: Collector, free_port: int) -> None:
+    settings = {"enable_lora": True, "lora_folders": ("/adapters",), "max_loras": 1, "sim_slowness": 1.0}
+    async with running_worker(free_port, otlp_endpoint=collector.address, **settings) as worker:
+        loads = [control_pb2.LoadAdapterRequest(name=name, path=f"/adapters/{name}") for name in ("poet", "judge")]
+        infos = [(await worker.control.LoadAdapter(one)).adapter for one in loads]
+        fresh = types_pb2.AdapterInfo(name="fresh", path="/adapters/fresh", digest=digest_of("/adapters/fresh"))
+        for slot, info in enumerate((*infos, fresh)):
+            request = submit(slot, [5, 6, 7], 2, adapter=info.name, adapter_info=info, traceparent=TRACED)
+            (answer,) = await worker.stream().generate(request)
+            assert answer.failure is None
+    await eventually(lambda: len(collector.named("baton.worker.decode")) == 3, "all spans are exported")
+    found = {attributes_of(span)["baton.adapter"]: span for span in collector.named("baton.worker.adapter")}
+    assert attributes_of(found["fresh"])["baton.adapter_source"] == "files"
+    assert attributes_of(found["fresh"])["baton.adapter_read_ms"] >= 50
+    seconds = (found["fresh"].end_time_unix_nano - found["fresh"].start_time_unix_nano) * 1e-9
+    assert seconds >= 0.05
+    for name in found.keys() - {"fresh"}:
+        assert attributes_of(found[name])["baton.adapter_source"] == "host_memory"
+        assert attributes_of(found[name])["baton.adapter_read_ms"] == 0
+    queues = {span.trace_id + span.parent_span_id for span in collector.named("baton.worker.queue")}
+    assert {span.trace_id + span.parent_span_id for span in found.values()} == queues, "children of the caller's span"

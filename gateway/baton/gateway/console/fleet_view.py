@@ -27,6 +27,7 @@ from baton.v1 import router_pb2, types_pb2
 
 MAX_PLACEMENTS = 40
 _MAX_FLOWS = 64
+_MAX_NAMES = 32
 _ROLES = {
     types_pb2.WORKER_ROLE_PREFILL: "prefill",
     types_pb2.WORKER_ROLE_DECODE: "decode",
@@ -149,6 +150,10 @@ def worker_sight(entry: router_pb2.WorkerEntry, change: WorkerChange | None) -> 
         received_bytes_per_second=None,
         preemptions=state.totals.num_preemptions,
         tokens_per_step=load.decode_tokens_per_step or None,
+        num_adapters=len(state.adapters) if load.num_adapter_slots else None,
+        num_adapter_slots=load.num_adapter_slots,
+        adapters=list(state.adapters[:_MAX_NAMES]),
+        num_served_adapters=len(state.model.adapters),
     )
     if change is not None:
         sight.hit_rate = change.cached_tokens / change.prompt_tokens if change.prompt_tokens else None

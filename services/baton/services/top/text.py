@@ -32,6 +32,7 @@ WORKERS: Sequence[Column[WorkerSight]] = (
     Column("HITS", lambda w: words.percent(w.hit_rate), lambda w: -_n(w.hit_rate)),
     Column("OUTPUT", lambda w: words.rate(w.output_tokens_per_second), lambda w: -_n(w.output_tokens_per_second)),
     Column("A STEP", lambda w: words.short(w.tokens_per_step), lambda w: -_n(w.tokens_per_step)),
+    Column("ADAPTERS", lambda w: words.out_of(w.num_adapters, w.num_adapter_slots), lambda w: -_n(w.num_adapters)),
     Column("PROMPTS", lambda w: words.rate(w.prompt_tokens_per_second), lambda w: -_n(w.prompt_tokens_per_second)),
     Column("KV IN", lambda w: words.bandwidth(w.received_bytes_per_second), lambda w: -_n(w.received_bytes_per_second)),
     Column("PREEMPTED", lambda w: words.count(w.preemptions), lambda w: -w.preemptions),

@@ -23,6 +23,11 @@ def count(value: float | None) -> str:
     return NOTHING if value is None else f"{round(value):,}"
 
 
+def out_of(part: float | None, whole: float) -> str:
+    """Formats a part of a whole: 2 of 8."""
+    return NOTHING if part is None else f"{count(part)} of {count(whole)}"
+
+
 def short(value: float | None) -> str:
     """Formats three digits: 1.24 M."""
     if value is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from baton.worker.core import Request
-from baton.worker.engine.adapters.pool import AdapterPool
+from baton.worker.engine.adapters.pool import AdapterPool, Granted
 from baton.worker.engine.live_requests import LiveRequests
 from baton.worker.engine.submit import no_adapters
+from baton.worker.requests.outputs import AdapterWait
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.scheduler import Scheduler
+
+_SHORT_SECONDS = 0.001  # below which a request has not waited
 
 
 class AdapterRequests:
@@ -24,8 +27,10 @@ class AdapterRequests:
         scheduler: Scheduler,
         requests: LiveRequests,
         go_on: Callable[[RequestState], None],
+        clock: Callable[[], float],
     ) -> None:
         self.pool = pool
+        self._clock = clock
         self._scheduler = scheduler
         self._requests = requests
         self._go_on = go_on
@@ -67,4 +72,13 @@ class AdapterRequests:
                 self._requests.fail(state, granted.error)
             else:
                 state.adapter_slot = granted.slot
+                self._note(state, granted)
                 self._go_on(state)
+
+    def _note(self, state: RequestState, granted: Granted[RequestState]) -> None:
+        now = self._clock()
+        if now - granted.since < _SHORT_SECONDS:
+            return
+        self._requests.outputs.adapter_waits.append(
+            AdapterWait(state.request, granted.since, now, granted.source, granted.read_seconds, granted.copy_seconds)
+        )

@@ -103,7 +103,7 @@ class Engine:
             step_status or StepStatus(),
         )
         self._constraints = Constraints(grammars, self._scheduler, self._requests, self._in_flight, self._rates)
-        self._adapters = AdapterRequests(adapters, self._scheduler, self._requests, self._place)
+        self._adapters = AdapterRequests(adapters, self._scheduler, self._requests, self._place, clock)
 
     def listen(self, listener: EngineListener) -> None:
         """Adds a listener. Listeners are called in the order in which they were added."""
@@ -231,7 +231,9 @@ class Engine:
         left = self._in_flight.num_prefill_tokens_left
         load = load_snapshot(self._scheduler, self._settings, self._rates, self._copier.restore_bytes_per_second, left)
         pool = self._adapters.pool
-        return load if pool is None else load._replace(adapter_load_seconds=pool.load_seconds)
+        if pool is None:
+            return load
+        return load._replace(adapter_load_seconds=pool.load_seconds, num_adapter_slots=pool.num_slots)
 
     def residency_times(self) -> ResidencyTimes:
         """Returns how long measured blocks live and are unused."""

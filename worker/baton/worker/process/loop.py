@@ -244,7 +244,8 @@ class EngineLoop(EngineListener, HandoverListener):
             facts = {"request_id": first.request.request_id, "num_prompt_tokens": first.request.num_prompt_tokens}
             level = logging.DEBUG if is_background(first.request.priority) else logging.INFO
             _log.log(level, "prefill finished", extra=facts)
-        if self._spans is not None and (outputs.finishes or outputs.failures):
+        if self._spans is not None and (outputs.finishes or outputs.failures or outputs.adapter_waits):
+            self._spans.waited(outputs.adapter_waits)
             self._spans.finished(outputs.finishes)
             self._spans.failed(outputs.failures)
 

@@ -1,12 +1,14 @@
 """Spans of requests on this worker, which the engine sends to its front at the end of each part.
 
     baton.worker.queue       from the submission to the first step; where another worker prefills, to the lease
+    baton.worker.adapter     within the queue: from the submission until the adapter was on the device, with its loads
     baton.worker.prefill     a prompt's computation, here for another worker or for this one's own request
     baton.worker.transfer    from the lease to the last block, at the decode worker
     baton.worker.decode      from the first token to the last
     baton.worker.failed      instead of the others: from the submission to the failure
 
-Only requests with a sampled W3C trace context have spans, as children of the caller's span. The spans leave no gap.
+Only requests with a sampled W3C trace context have spans, as children of the caller's span. The spans leave no gap,
+and only the adapter's is within another.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from baton.rpc.tracing.tracer import Value
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.handover.records import PushRecord, TransferRecord
 from baton.worker.link.frames import Kind
-from baton.worker.requests.outputs import Failure, Finish
+from baton.worker.requests.outputs import AdapterWait, Failure, Finish
 
 _SERIAL = re.compile(r"#[ep]\d+$")
 
@@ -56,6 +58,13 @@ class SpanSender(HandoverListener):
         if is_sampled(record.traceparent):
             spans = _received(record) if isinstance(record, TransferRecord) else _sent(record)
             self._send_spans(record.traceparent, record.request_id, spans)
+
+    def waited(self, waits: Iterable[AdapterWait]) -> None:
+        """Sends the spans of requests that have just got their adapters."""
+        for wait in waits:
+            request = wait.request
+            if is_sampled(request.traceparent):
+                self._send_spans(request.traceparent, request.request_id, [_adapter(wait)])
 
     def finished(self, finishes: Iterable[Finish]) -> None:
         """Sends the spans of generations that have just ended."""
@@ -139,6 +148,19 @@ def _generated(finish: Finish, now: float) -> list[_Span]:
         attributes["baton.draft_tokens"] = finish.num_draft_tokens
         attributes["baton.accepted_tokens"] = finish.num_accepted_tokens
     return [*spans, _Span("baton.worker.decode", first_token, now, attributes)]
+
+
+def _adapter(wait: AdapterWait) -> _Span:
+    adapter = wait.request.adapter
+    assert adapter is not None, "only requests with an adapter wait for one"
+    attributes: dict[str, Value] = {
+        "baton.adapter": adapter.name,
+        "baton.adapter_source": wait.source,
+        "baton.adapter_read_ms": wait.read_seconds * 1e3,
+        "baton.adapter_copy_ms": wait.copy_seconds * 1e3,
+        "baton.remote": wait.request.prefill_only,
+    }
+    return _Span("baton.worker.adapter", wait.began, wait.ended, attributes)
 
 
 def _failed(failure: Failure, now: float) -> _Span:

@@ -49,6 +49,18 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterWait:
+    """A request that has waited until its adapter was on the device. Times are on the engine's clock."""
+
+    request: Request
+    began: float
+    ended: float
+    source: str  # where the adapter was: device (the request waited for its turn), host_memory or files
+    read_seconds: float  # of the adapter's load from files; 0: this request did not wait for one
+    copy_seconds: float  # of its copy to the device; as above
+
+
+@dataclass(frozen=True, slots=True)
 class PrefillWanted:
     """A request that waits for another worker's prefill. The first num_cached_tokens (whole blocks) are held here."""
 
@@ -116,6 +128,7 @@ class StepOutputs:
     prefill_started: list[PrefillStarted] = field(default_factory=list)
     prefill_progress: list[tuple[Request, int]] = field(default_factory=list)  # prefill_only: tokens computed so far
     first_tokens: list[FirstToken] = field(default_factory=list)
+    adapter_waits: list[AdapterWait] = field(default_factory=list)
     # Of the collected step, for histograms; all 0 without one.
     seconds: float = 0.0  # device time
     num_prefill_tokens: int = 0
@@ -133,6 +146,7 @@ class StepOutputs:
             or self.prefill_started
             or self.prefill_progress
             or self.first_tokens
+            or self.adapter_waits
         )
 
     def tokens(self) -> Iterator[tuple[Request, int, TokenLogprobs | None]]:
@@ -157,6 +171,7 @@ class LoadSnapshot(NamedTuple):
     num_cached_host_blocks: int = 0
     restore_bytes_per_second: float = 0.0  # 0: unknown
     adapter_load_seconds: float = 0.0  # 0: unknown
+    num_adapter_slots: int = 0  # on the device; 0: without LoRA
     decode_tokens_per_step: float = 1.0  # of a request; above 1 with speculation
 
 

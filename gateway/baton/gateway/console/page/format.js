@@ -9,6 +9,11 @@ export function count(value) {
   return value === null ? NOTHING : COUNT.format(Math.round(value));
 }
 
+/** Formats a part of a whole: 2 of 8. */
+export function outOf(part, whole) {
+  return part === null ? NOTHING : `${count(part)} of ${count(whole)}`;
+}
+
 /** Formats a number with three digits: 1.24 M. */
 export function short(value) {
   if (value === null) return NOTHING;

@@ -1,7 +1,7 @@
 // The workers: a map of all, and a table to sort and filter.
 
 import { byId, element } from "./dom.js";
-import { bandwidth, count, percent, plural, rate, short } from "./format.js";
+import { bandwidth, count, outOf, percent, plural, rate, short } from "./format.js";
 
 // A column's name, its sort key, its text, and whether it is a number.
 const COLUMNS = [
@@ -15,12 +15,14 @@ const COLUMNS = [
   ["Prompts", (w) => w.prompt_tokens_per_second ?? -1, (w) => rate(w.prompt_tokens_per_second), true],
   ["Output", (w) => w.output_tokens_per_second ?? -1, (w) => rate(w.output_tokens_per_second), true],
   ["Tokens a step", (w) => w.tokens_per_step ?? -1, (w) => short(w.tokens_per_step), true],
+  ["Adapters", (w) => w.num_adapters ?? -1, (w) => outOf(w.num_adapters, w.num_adapter_slots), true],
   ["KV in", (w) => w.received_bytes_per_second ?? -1, (w) => bandwidth(w.received_bytes_per_second), true],
   ["Preempted", (w) => w.preemptions, (w) => count(w.preemptions), true],
   ["Epoch", (w) => w.epoch, (w) => w.epoch, true],
 ];
 const STATES = ["dead", "cordoned", "draining", "serving"];
 const KV = 5;
+const ADAPTERS = COLUMNS.findIndex(([name]) => name === "Adapters");
 const FEWEST_MAPPED = 9;
 
 /** The section. */
@@ -74,6 +76,7 @@ export class Workers {
     COLUMNS.forEach(([, , say], at) => setText(row.children[at], say(worker)));
     row.dataset.state = worker.state;
     row.title = worker.problem ? `${worker.address}: ${worker.problem}` : worker.address;
+    row.children[ADAPTERS].title = adapterWords(worker);
     row.children[KV].style.setProperty("--part", worker.kv_usage ?? 0);
     const cell = this.cells.get(worker.address);
     cell.dataset.state = worker.state;
@@ -117,6 +120,13 @@ export class Workers {
 
 function compare(a, b) {
   return typeof a === "string" ? a.localeCompare(b, "en", { numeric: true }) : a - b;
+}
+
+/** Names the adapters on the worker's device. */
+function adapterWords({ num_adapters, adapters, num_served_adapters }) {
+  if (num_adapters === null) return "";
+  const more = num_adapters > adapters.length ? `, and ${count(num_adapters - adapters.length)} more` : "";
+  return `On the device: ${adapters.join(", ") || "none"}${more}; ${count(num_served_adapters)} served`;
 }
 
 function setText(node, text) {

@@ -22,6 +22,7 @@ from baton.worker.engine.adapters.stats import AdapterStats
 
 NO_SLOT = -1
 _PATIENCE_SECONDS = 0.5  # for which requests of adapters on the device may pass one that waits for a slot
+_DEVICE, _HOST, _FILES = "device", "host_memory", "files"
 _SMOOTHING = 0.3  # of the measured load times
 
 T = TypeVar("T")
@@ -33,6 +34,10 @@ class Granted(NamedTuple, Generic[T]):
     owner: T
     slot: int
     error: ServiceError | None = None
+    since: float = 0.0  # it waited from then on
+    source: str = ""  # where its adapter was then
+    read_seconds: float = 0.0  # of the loads that it waited for
+    copy_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +51,8 @@ class _Entry:
     users: set[Any] = field(default_factory=set)  # requests that may run
     free_after: int = 0  # the step after which no step reads its slot
     used: int = 0  # when it was last used, as a count of uses
+    read_seconds: float = 0.0  # of its last load
+    copy_seconds: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +60,7 @@ class _Waiter(Generic[T]):
     owner: T
     entry: _Entry
     since: float
+    source: str  # where the adapter was: device, host_memory or files
 
 
 @dataclass(slots=True, eq=False)
@@ -115,6 +123,11 @@ class AdapterPool(Generic[T]):
         return sorted({one.entry.ref.name for one in self._waiters.values() if not one.entry.users})
 
     @property
+    def num_slots(self) -> int:
+        """Adapters that the device has room for."""
+        return self._memory.num_slots
+
+    @property
     def num_pinned(self) -> int:
         """Adapters that are kept on the device."""
         return len(self._pinned)
@@ -126,7 +139,8 @@ class AdapterPool(Generic[T]):
         entry = self._entries.get(ref.digest)
         if entry is None:
             entry = self._begin_read(ref).entry
-        self._waiters[owner] = _Waiter(owner, entry, self._clock())
+        source = _DEVICE if entry.written else _HOST if entry.host is not None else _FILES
+        self._waiters[owner] = _Waiter(owner, entry, self._clock(), source)
         self._assign()
 
     def end(self, owner: T, ref: AdapterRef, step: int) -> None:
@@ -216,6 +230,7 @@ class AdapterPool(Generic[T]):
         self._reads.pop(adapter.digest, None)
         entry = self._entries.setdefault(adapter.digest, read.entry)
         entry.host = entry.host or adapter
+        entry.read_seconds = ended.seconds
         self._touch(entry)
         self._limit_host()
         for done in read.done:
@@ -239,7 +254,7 @@ class AdapterPool(Generic[T]):
             entry.host = None
             self._fail(_Read(entry), ended.error)
             return
-        entry.written = True
+        entry.written, entry.copy_seconds = True, ended.seconds
         self.stats.num_device_loads += 1
         self._touch(entry)
 
@@ -270,7 +285,16 @@ class AdapterPool(Generic[T]):
         waiter.entry.users.add(waiter.owner)
         self._touch(waiter.entry)
         self.stats.wait_seconds.observe(now - waiter.since)
-        self._granted.append(Granted(waiter.owner, waiter.entry.slot))
+        self._granted.append(
+            Granted(
+                waiter.owner,
+                waiter.entry.slot,
+                since=waiter.since,
+                source=waiter.source,
+                read_seconds=waiter.entry.read_seconds if waiter.source == _FILES else 0.0,
+                copy_seconds=waiter.entry.copy_seconds if waiter.source != _DEVICE else 0.0,
+            )
+        )
 
     def _before(self, waiter: _Waiter[T]) -> list[_Waiter[T]]:
         """Returns the requests that came before one that waits long: it goes before those that came after it."""
