@@ -825,7 +825,7 @@ class WorkerState(google.protobuf.message.Message):
     def load(self) -> global___WorkerLoad: ...
     @property
     def adapters(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Adapters on the device now."""
+        """Names by which requests find an adapter on the device now. One adapter may have several."""
 
     @property
     def totals(self) -> global___WorkerTotals: ...
@@ -933,6 +933,7 @@ class WorkerLoad(google.protobuf.message.Message):
     NUM_CACHED_HOST_BLOCKS_FIELD_NUMBER: builtins.int
     DECODE_TOKENS_PER_STEP_FIELD_NUMBER: builtins.int
     NUM_ADAPTER_SLOTS_FIELD_NUMBER: builtins.int
+    NUM_RESIDENT_ADAPTERS_FIELD_NUMBER: builtins.int
     num_running: builtins.int
     """Requests in the running batch, and waiting for it."""
     queue_depth: builtins.int
@@ -963,6 +964,8 @@ class WorkerLoad(google.protobuf.message.Message):
     """Tokens that a request gets of a step that decodes: more than 1 with speculation. 0: 1."""
     num_adapter_slots: builtins.int
     """Adapters that the device has room for. 0: without LoRA."""
+    num_resident_adapters: builtins.int
+    """Adapters on the device. One with several names counts once."""
     def __init__(
         self,
         *,
@@ -983,7 +986,8 @@ class WorkerLoad(google.protobuf.message.Message):
         num_cached_host_blocks: builtins.int = ...,
         decode_tokens_per_step: builtins.float = ...,
         num_adapter_slots: builtins.int = ...,
+        num_resident_adapters: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "decode_tokens_per_step", b"decode_tokens_per_step", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_adapter_slots", b"num_adapter_slots", "num_blocks", b"num_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_host_blocks", b"num_host_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapter_load_seconds", b"adapter_load_seconds", "decode_step_seconds", b"decode_step_seconds", "decode_tokens_per_step", b"decode_tokens_per_step", "kv_bytes_per_token", b"kv_bytes_per_token", "max_num_requests", b"max_num_requests", "num_adapter_slots", b"num_adapter_slots", "num_blocks", b"num_blocks", "num_cached_host_blocks", b"num_cached_host_blocks", "num_context_tokens", b"num_context_tokens", "num_free_blocks", b"num_free_blocks", "num_host_blocks", b"num_host_blocks", "num_pending_prefill_tokens", b"num_pending_prefill_tokens", "num_resident_adapters", b"num_resident_adapters", "num_running", b"num_running", "prefill_tokens_per_second", b"prefill_tokens_per_second", "queue_depth", b"queue_depth", "restore_bytes_per_second", b"restore_bytes_per_second", "transfer_bytes_per_second", b"transfer_bytes_per_second"]) -> None: ...
 
 global___WorkerLoad = WorkerLoad

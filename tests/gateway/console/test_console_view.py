@@ -89,11 +89,11 @@ def test_tokens_of_a_step_are_shown_as_the_worker_reports_them(reported, expecte
 def test_adapters_are_those_on_the_device_of_its_slots():
     entry = worker()
     assert shown(words(fleet(entry))).workers[0].num_adapters is None, "without LoRA"
-    entry.state.load.num_adapter_slots = 64
+    entry.state.load.num_adapter_slots, entry.state.load.num_resident_adapters = 64, 39
     entry.state.adapters.extend(f"a{number}" for number in range(40))
     entry.state.model.adapters.add(name="b")
     (one,) = shown(words(fleet(entry))).workers
-    assert (one.num_adapters, one.num_adapter_slots, one.num_served_adapters) == (40, 64, 1)
+    assert (one.num_adapters, one.num_adapter_slots, one.num_served_adapters) == (39, 64, 1)
     assert one.adapters == [f"a{number}" for number in range(32)]
 
 

@@ -19,6 +19,7 @@ from baton.rpc.errors import (
     ServiceError,
 )
 from baton.v1 import control_pb2, types_pb2, worker_pb2
+from baton.worker.core import AdapterRef
 from baton.worker.engine.adapters.directory import AdapterDirectory, DirectorySettings
 from baton.worker.engine.adapters.loads import ThreadLoads
 from baton.worker.engine.adapters.pool import AdapterPool
@@ -195,3 +196,17 @@ def test_adapters_of_the_start_may_be_pinned(make: Make) -> None:
     assert {info.name: info.pinned for info in rig.directory.infos()} == {"static": True, "other": False}
     while rig.pool.on_device() != ["static"]:
         rig.pool.settle(0)
+
+
+def test_contents_on_the_device_are_there_by_each_of_their_names(make: Make) -> None:
+    rig = make()
+    for name, path in (("a", "/adapters/x"), ("alias", "/adapters/x"), ("b", "/adapters/b")):
+        rig.load(name, path)
+    for owner, (name, path) in enumerate((("a", "/adapters/x"), ("brought", "/adapters/brought"))):
+        rig.pool.want(owner, AdapterRef(name, path, rig.memory.digest(path)))
+        while len(rig.pool.resident()) <= owner:
+            rig.pool.settle(0)
+    assert rig.directory.on_device() == ["a", "alias", "brought"]
+    assert rig.directory.counters().num_on_device == 2
+    rig.load("a", "/adapters/y", replace=True)
+    assert rig.directory.on_device() == ["alias", "brought"], "its new contents are not there yet"

@@ -150,7 +150,7 @@ def worker_sight(entry: router_pb2.WorkerEntry, change: WorkerChange | None) -> 
         received_bytes_per_second=None,
         preemptions=state.totals.num_preemptions,
         tokens_per_step=load.decode_tokens_per_step or None,
-        num_adapters=len(state.adapters) if load.num_adapter_slots else None,
+        num_adapters=load.num_resident_adapters if load.num_adapter_slots else None,
         num_adapter_slots=load.num_adapter_slots,
         adapters=list(state.adapters[:_MAX_NAMES]),
         num_served_adapters=len(state.model.adapters),

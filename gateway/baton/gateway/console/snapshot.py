@@ -39,7 +39,7 @@ class WorkerSight(msgspec.Struct):
     tokens_per_step: float | None = None  # of a request that decodes; above 1 with speculation
     num_adapters: int | None = None  # on the device; null: without LoRA
     num_adapter_slots: int = 0  # that the device has room for
-    adapters: list[str] = msgspec.field(default_factory=list)  # names of the first ones on the device
+    adapters: list[str] = msgspec.field(default_factory=list)  # the first names of those on the device
     num_served_adapters: int = 0  # that requests may name
 
 

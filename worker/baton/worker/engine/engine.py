@@ -233,7 +233,11 @@ class Engine:
         pool = self._adapters.pool
         if pool is None:
             return load
-        return load._replace(adapter_load_seconds=pool.load_seconds, num_adapter_slots=pool.num_slots)
+        return load._replace(
+            adapter_load_seconds=pool.load_seconds,
+            num_adapter_slots=pool.num_slots,
+            num_resident_adapters=len(pool.resident()),
+        )
 
     def residency_times(self) -> ResidencyTimes:
         """Returns how long measured blocks live and are unused."""

@@ -135,7 +135,7 @@ class EngineLoop(EngineListener, HandoverListener):
         if self._adapters is not None:
             state.model.adapters.extend(self._adapters.infos())
             state.model.resolvable_adapters.extend(self._adapters.resolvable)
-            state.adapters.extend(self._engine.adapters_on_device())
+            state.adapters.extend(self._adapters.on_device())
         return state
 
     def counters(self) -> control_pb2.WorkerCounters:

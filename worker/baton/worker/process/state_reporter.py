@@ -63,6 +63,7 @@ def load_message(load: LoadSnapshot, spec: KvSpec, transfer_bytes_per_second: fl
         num_cached_host_blocks=load.num_cached_host_blocks,
         adapter_load_seconds=load.adapter_load_seconds,
         num_adapter_slots=load.num_adapter_slots,
+        num_resident_adapters=load.num_resident_adapters,
     )
 
 

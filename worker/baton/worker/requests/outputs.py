@@ -172,6 +172,7 @@ class LoadSnapshot(NamedTuple):
     restore_bytes_per_second: float = 0.0  # 0: unknown
     adapter_load_seconds: float = 0.0  # 0: unknown
     num_adapter_slots: int = 0  # on the device; 0: without LoRA
+    num_resident_adapters: int = 0  # on the device
     decode_tokens_per_step: float = 1.0  # of a request; above 1 with speculation
 
 

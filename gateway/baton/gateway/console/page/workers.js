@@ -125,7 +125,7 @@ function compare(a, b) {
 /** Names the adapters on the worker's device. */
 function adapterWords({ num_adapters, adapters, num_served_adapters }) {
   if (num_adapters === null) return "";
-  const more = num_adapters > adapters.length ? `, and ${count(num_adapters - adapters.length)} more` : "";
+  const more = num_adapters > adapters.length ? " and more" : "";
   return `On the device: ${adapters.join(", ") || "none"}${more}; ${count(num_served_adapters)} served`;
 }
 

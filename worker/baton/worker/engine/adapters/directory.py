@@ -91,11 +91,21 @@ class AdapterDirectory:
         every = {**self._found, **self._loaded, **self._static}
         return [every[name] for name in sorted(every)]
 
+    def on_device(self) -> list[str]:
+        """Returns the names, sorted, by which requests find an adapter on the device.
+
+        Contents that have several names are there by each; those of a name that was replaced are there by none.
+        """
+        resident = self._pool.resident()
+        served = {info.name: info.digest for info in self.infos()}
+        names = {name for name, digest in served.items() if digest in resident}
+        return sorted(names | {name for name in resident.values() if name not in served})
+
     def counters(self) -> control_pb2.AdapterCounters:
         """Returns totals since the start, and what is present."""
         pool = self._pool
         message = pool.stats.message()
-        message.num_on_device = len(pool.on_device())
+        message.num_on_device = len(pool.resident())
         message.max_on_device = self._memory.num_slots
         message.num_in_host_memory = pool.num_in_host_memory
         message.num_pinned = pool.num_pinned

@@ -122,6 +122,10 @@ class AdapterPool(Generic[T]):
         """Returns the names of adapters whose requests all wait, sorted."""
         return sorted({one.entry.ref.name for one in self._waiters.values() if not one.entry.users})
 
+    def resident(self) -> dict[bytes, str]:
+        """Returns the adapters on the device by their digests: the names that they were loaded by."""
+        return {one.ref.digest: one.ref.name for one in self._entries.values() if one.written}
+
     @property
     def num_slots(self) -> int:
         """Adapters that the device has room for."""
