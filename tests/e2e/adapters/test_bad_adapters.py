@@ -78,6 +78,7 @@ CASES: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "wide": (configured(r=128), 400, "rank 128 is above max_lora_rank=64"),
     "other-width": (with_tensor(f"{ATTENTION}.q_proj.lora_A.weight", 4, 999), 400, "the base model differs"),
     "other-architecture": (with_tensor("transformer.h.0.attn.c_attn.lora_A.weight", 4, 8), 400, "has no lora_B"),
+    "slow-pattern": (configured(rank_pattern={r"(\w+\.?)+!": 8}), 400, "which repeats a group"),
     "other-tuner": (configured(peft_type="IA3"), 400, "workers compute LORA alone"),
 }
 

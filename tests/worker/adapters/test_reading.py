@@ -107,7 +107,7 @@ def test_the_digest_follows_what_changes_the_result(
         ({"r": None}, InvalidRequest, "r is None"),
         ({"r": True}, InvalidRequest, "r is True"),
         ({"lora_alpha": "x"}, InvalidRequest, "lora_alpha is 'x'"),
-        ({"rank_pattern": {"(": 4}}, InvalidRequest, "rank_pattern has '(', no regular expression"),
+        ({"rank_pattern": {"(": 4}}, InvalidRequest, "rank_pattern has '(', which is no regular expression"),
         ({"rank_pattern": [4]}, InvalidRequest, "rank_pattern is [4]"),
         ({"r": 128}, InvalidRequest, "rank 128 is above max_lora_rank=64; start workers with --max-lora-rank 128"),
         ({"r": 8}, Mismatch, "the rank or the base model differs"),

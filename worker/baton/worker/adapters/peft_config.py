@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from baton.rpc.errors import InvalidRequest, NotFound, Unsupported
+from baton.worker.adapters.module_patterns import problem_of
 from baton.worker.models.fields import read_json
 
 CONFIG_FILE = "adapter_config.json"
 MAX_RANK = 512
+_MAX_PATTERNS = 4096
 FIELD = "lora_path"  # of the errors about an adapter's folder
 
 # Keys of PEFT's LoRA variants that change what the tensors mean, and their values without the variant.
@@ -121,13 +123,11 @@ def _pattern(path: Path, key: str, values: Mapping[str, Any], *, whole: bool = F
     given = values.get(key) or {}
     if not isinstance(given, dict):
         raise InvalidRequest(f"{path}: {key} is {given!r}; it must be an object of numbers by module", field=FIELD)
+    if len(given) > _MAX_PATTERNS:
+        raise InvalidRequest(f"{path}: {key} has {len(given)} patterns; at most {_MAX_PATTERNS}", field=FIELD)
     for pattern in given:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise InvalidRequest(
-                f"{path}: {key} has {pattern!r}, no regular expression: {error}", field=FIELD
-            ) from None
+        if problem := problem_of(pattern):
+            raise InvalidRequest(f"{path}: {key} has {pattern[:80]!r}, which {problem}", field=FIELD)
     return {pattern: _number(path, f"{key}.{pattern}", value, whole=whole) for pattern, value in given.items()}
 
 
