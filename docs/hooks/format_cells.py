@@ -190,7 +190,7 @@ def _sign(rows: ModuleType, form: str) -> tuple[Any, ...]:
     """Returns what kernels are compiled for."""
     weight = _packed(rows, form)
     scale = None if weight.scale is None else (weight.scale.dtype, weight.group > 0, weight.scale_rows > 1)
-    flags = (weight.zero is None, weight.groups is None, weight.row_scale is None, weight.divides)
+    flags = (weight.zero is None, weight.order is None, weight.row_scale is None, weight.divides)
     rounds = import_module("baton.kernels.packed.weight").rounds
     return weight.numbers, weight.bits, scale, rounds(weight), *flags
 

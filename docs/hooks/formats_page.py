@@ -43,7 +43,7 @@ TESTS: Mapping[str, str] = {
     "bitsandbytes": "tests/worker/quantization/test_bitsandbytes.py",
     "gguf": "tests/worker/weights/test_gguf_architectures.py",
 }
-_HEAD = ("`quant_method`", "weights", "kernels on a CPU", "kernels on a GPU", "compared by")
+_HEAD = ("`quant_method`", "weights", "packed besides linears", "kernels on a CPU", "kernels on a GPU", "compared by")
 _SIZES = 64  # which groups and blocks divide
 
 
@@ -71,7 +71,16 @@ def formats_page(root: Path) -> str:
 def _formats() -> Iterator[tuple[str, ...]]:
     for name, row in FORMATS.items():
         on_gpu = "reads packed weights" if "cuda" in row.executors else "none"
-        yield code(name), cell(row.summary), _on_cpu(name), on_gpu, code(TESTS[name])
+        yield code(name), cell(row.summary), _besides(name), _on_cpu(name), on_gpu, code(TESTS[name])
+
+
+def _besides(name: str) -> str:
+    """Returns what else than linears a format may pack."""
+    format_of = import_module(f"baton.worker.quantization.formats.{FORMATS[name].module}").FORMAT
+    with_head = {"lm_head": True, "extra_config": {"lm_head": {"bits": 4}}}
+    made = format_of({**SETTINGS.get(name, {"tensors": {}}), **with_head})
+    kinds = {"heads": "covers_heads", "embeddings": "covers_tables"}
+    return ", ".join(kind for kind, flag in kinds.items() if getattr(made, flag, False))
 
 
 def _on_cpu(name: str) -> str:

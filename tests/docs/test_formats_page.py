@@ -40,6 +40,12 @@ def test_the_page_has_every_family_and_every_format():
         assert f"`{path}`" in page
 
 
+def test_every_format_has_goldens_of_logits():
+    forms = {one.form for one in cells.cells()}
+    named = {cells.settings_of(form)["quant_method"] for form in forms if not cells.is_gguf(form)}
+    assert named | {"gguf"} == set(FORMATS)
+
+
 def test_the_page_has_a_row_of_every_cell_with_its_test():
     rows = page_text().splitlines()
     for one in cells.cells():
@@ -52,12 +58,29 @@ def test_the_page_has_a_row_of_every_cell_with_its_test():
 
 
 @pytest.mark.parametrize(
+    ("name", "besides"),
+    [
+        ("fp8", ""),
+        ("compressed-tensors", "heads, embeddings"),
+        ("gptq", "heads"),
+        ("auto-round", "heads"),
+        ("gguf", "heads, embeddings"),
+        ("mxfp4", ""),
+    ],
+)
+def test_the_page_says_which_formats_have_packed_heads_and_embeddings(name, besides):
+    (row,) = (row for row in page_text().splitlines() if row.startswith(f"| `{name}` | ") and row.endswith("py` |"))
+    assert row.split(" | ")[2] == besides
+
+
+@pytest.mark.parametrize(
     ("name", "form", "executors"),
     [
         ("dense", "awq", ("cpu", "cuda")),
-        ("dense", "bitsandbytes-nf4", ("cpu",)),
+        ("dense", "bitsandbytes-nf4", ("cpu", "cuda")),
         ("experts", "fp8-blocks", ("cpu", "cuda")),
-        ("experts", "gptq-order", ("cpu",)),  # gates and ups share no matrix
+        ("experts", "fp8-blocks-across-parts", ("cpu",)),  # gates and ups share no matrix
+        ("experts", "gptq-order", ("cpu", "cuda")),
         ("gpt-oss", "mxfp4", ("cpu", "cuda")),
     ],
 )
@@ -69,7 +92,7 @@ def test_a_class_in_a_format_runs_where_its_kernels_are(name, form, executors):
     ("architecture", "name", "executors"),
     [
         ("LlamaForCausalLM", "compressed-tensors", ("cpu", "cuda")),
-        ("Qwen2ForCausalLM", "bitsandbytes", ("cpu",)),
+        ("Qwen2ForCausalLM", "bitsandbytes", ("cpu", "cuda")),
         ("Gemma3ForCausalLM", "awq", ("cpu", "cuda")),
         ("GPT2LMHeadModel", "gptq", ()),  # keeps matrices by columns
         ("GptOssForCausalLM", "fp8", ()),  # its experts alternate

@@ -83,6 +83,8 @@ def _prepare(form: PackedForm, n: int, k: int, m: int, by_torch: bool, device: t
 
     def error() -> float:
         whole = dequantize(weights[0], k, torch.float32)
+        if weights[0].order is not None:
+            whole = whole[:, weights[0].order[0].argsort()]
         return relative_error(launch(weights[0])[:_CHECKED_TOKENS], x[:_CHECKED_TOKENS].double() @ whole.double().t())
 
     plain = [dequantize(weights[0], k, torch.bfloat16) for _ in range(num_copies(2 * n * k) if m <= FEW else 1)]
@@ -126,10 +128,13 @@ def _symmetric(n: int, k: int, device: torch.device) -> PackedWeight:
     return PackedWeight("words", _words(n, k // 8, device), n, 4, scale, group=_GROUP)
 
 
-def _awq(n: int, k: int, device: torch.device) -> PackedWeight:
-    zero = _words(n // 8, k // _GROUP, device)
-    scale = _scales(n, k // _GROUP, device)
-    return PackedWeight("rows_of_words", _words(n // 8, k, device), n, 4, scale, group=_GROUP, zero=zero)
+def _ordered(n: int, k: int, device: torch.device) -> PackedWeight:
+    order = torch.randperm(k, device=device).int().view(1, k)
+    return _gptq(n, k, device)._replace(order=order)
+
+
+def _nf4(n: int, k: int, device: torch.device) -> PackedWeight:
+    return PackedWeight("nf4", _pairs(n, k, device), n, 4, _scales(n, k // 64, device), group=64)
 
 
 def _pairs(n: int, k: int, device: torch.device) -> Tensor:
@@ -150,9 +155,10 @@ def _nvfp4(n: int, k: int, device: torch.device) -> PackedWeight:
 FORMS: Mapping[str, PackedForm] = {
     "fp8, a scale a row": PackedForm(_fp8_rows, 8),
     "fp8, blocks of 128x128": PackedForm(_fp8_blocks, 8),
-    "gptq, groups of 128, zeros": PackedForm(_gptq, 4 + 36 / _GROUP),
+    "gptq and awq, groups of 128, zeros": PackedForm(_gptq, 4 + 36 / _GROUP),
+    "gptq in the order of activations": PackedForm(_ordered, 4 + 36 / _GROUP),
     "packed integers, groups of 128": PackedForm(_symmetric, 4 + 32 / _GROUP),
-    "awq, groups of 128": PackedForm(_awq, 4 + 36 / _GROUP),
     "mxfp4": PackedForm(_mxfp4, 4 + 8 / 32),
     "nvfp4": PackedForm(_nvfp4, 4 + 8 / 16),
+    "bitsandbytes nf4": PackedForm(_nf4, 4 + 32 / 64),
 }

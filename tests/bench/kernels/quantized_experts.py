@@ -25,7 +25,7 @@ _ROUNDED = 1e-1  # of activations in e4m3, twice
 _QWEN, _GPT_OSS = SHAPES[:2]
 _FORMS = (
     (_QWEN, "fp8, blocks of 128x128"),
-    (_QWEN, "gptq, groups of 128, zeros"),
+    (_QWEN, "gptq and awq, groups of 128, zeros"),
     (_GPT_OSS, "mxfp4"),
 )
 

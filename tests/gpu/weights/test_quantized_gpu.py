@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from support.engine.gpu_engines import engine_over, executor_for, generate
+from support.engine.packed import bitsandbytes
 from support.engine.packed import models as packed_models
 from support.engine.packed.cells import rounded
 from support.engine.packed.models import FORMATS, write
@@ -19,6 +20,7 @@ from baton.worker.executors.base import Executor
 
 pytestmark = pytest.mark.gpu
 
+ALL = {**FORMATS, **bitsandbytes.FORMATS}
 # A format of each kernel, and of parts that are kept apart.
 NAMES = [
     "fp8-tensor",
@@ -28,8 +30,11 @@ NAMES = [
     "compressed-w4a16-order",
     "compressed-mxfp4",
     "gptq-zeros",
+    "gptq-order",
     "awq",
     "modelopt-nvfp4",
+    "bitsandbytes-nf4",
+    "bitsandbytes-int8",
 ]
 ASKING = SamplingParams(temperature=0.0, logprobs=20)
 # Up to 32 tokens of a step, and 11 an expert, are not rounded; the long prompt is, in 8 bits.
@@ -60,7 +65,8 @@ def difference(one: list[dict[int, float]], other: list[dict[int, float]]) -> fl
 @pytest.mark.parametrize("name", NAMES)
 def test_distributions_are_those_of_the_dequantized_weights(name: str, tmp_path: Path) -> None:
     packed, meant = tmp_path / "packed", tmp_path / "meant"
-    write(packed, packed_models.dense(), FORMATS[name]).save_pretrained(meant)
+    model = packed_models.wide() if name.startswith("bitsandbytes") else packed_models.dense()
+    write(packed, model, ALL[name]).save_pretrained(meant)
     ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (packed, meant))
     assert "unquantized" not in ours.facts.weight_format
     assert difference(distributions(ours, LENGTHS), distributions(plain, LENGTHS)) < 0.05
@@ -77,6 +83,19 @@ def test_a_gguf_file_has_the_distributions_of_its_dequantized_weights(kind: Kind
         assert difference(distributions(ours, lengths), distributions(plain, lengths)) < 0.05
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_packed_embeddings_have_the_distributions_of_their_dequantized_weights(tied: bool, tmp_path: Path) -> None:
+    packed, meant, form = tmp_path / "packed", tmp_path / "meant", FORMATS["compressed-w4a16-zeros"]
+    write(packed, packed_models.dense(tied=tied), form, heads=True, tables=True).save_pretrained(meant)
+    group = {**form.settings["config_groups"]["group_0"], "targets": ["Linear", "Embedding"]}
+    settings = {**form.settings, "config_groups": {"group_0": group}, "ignore": []}
+    packed_models.change_config(packed, quantization_config=settings)
+    ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (packed, meant))
+    assert ours.facts.weight_bytes < plain.facts.weight_bytes / 2
+    for lengths in (LENGTHS, LONG):
+        assert difference(distributions(ours, lengths), distributions(plain, lengths)) < 0.05
+
+
 @pytest.mark.parametrize("name", ["fp8-blocks", "awq"])
 def test_sleeping_and_waking_keeps_packed_weights(name: str, tmp_path: Path) -> None:
     write(tmp_path, packed_models.dense(), FORMATS[name])
@@ -87,13 +106,22 @@ def test_sleeping_and_waking_keeps_packed_weights(name: str, tmp_path: Path) -> 
     assert distributions(executor, LENGTHS) == before
 
 
-EXPERTS = ["fp8-blocks-across-parts", "fp8-tensor", "compressed-fp8-channel", "gptq-zeros", "awq", "compressed-w4a16"]
+EXPERTS = [
+    "fp8-blocks-across-parts",
+    "fp8-tensor",
+    "compressed-fp8-channel",
+    "gptq-zeros",
+    "gptq-order",
+    "awq",
+    "compressed-w4a16",
+    "bitsandbytes-nf4",
+]
 
 
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_have_the_distributions_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
     packed, meant = tmp_path / "packed", tmp_path / "meant"
-    write(packed, packed_models.qwen3_moe(), FORMATS[name]).save_pretrained(meant)
+    write(packed, packed_models.qwen3_moe(), ALL[name]).save_pretrained(meant)
     ours, plain = (executor_for(folder, dtype="bfloat16") for folder in (packed, meant))
     assert "unquantized" not in ours.facts.weight_format
     assert difference(distributions(ours, LENGTHS), distributions(plain, LENGTHS)) < 0.05
@@ -131,7 +159,8 @@ def test_batch_invariant_experts_have_the_same_bits_alone_and_in_a_batch(name: s
         assert dict(zip(first.top_token_ids, first.top_logprobs, strict=True)) == expected
 
 
-def test_formats_without_kernels_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path, packed_models.with_experts(), FORMATS["gptq-order"])
-    with pytest.raises(ServiceError, match=r"has no kernels for experts in gptq, .* whose gates and ups share no"):
+def test_experts_without_kernels_are_refused_by_name(tmp_path: Path) -> None:
+    model = packed_models.with_experts()
+    write(tmp_path, model, FORMATS["fp8-blocks-across-parts"])
+    with pytest.raises(ServiceError, match=r"has no kernels for experts in fp8_e4m3, .* whose gates and ups share no"):
         executor_for(tmp_path, dtype="bfloat16")

@@ -38,6 +38,8 @@ NAMES = [
     "compressed-mxfp4",
     "compressed-nvfp4",
     "modelopt-nvfp4",
+    "bitsandbytes-nf4",
+    "bitsandbytes-fp4",
 ]
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 SMALL = [
@@ -66,7 +68,8 @@ def test_products_equal_those_with_the_weights_that_are_meant(
     name: str, dtype: torch.dtype, tokens: tuple[int, ...], device: str
 ) -> None:
     # Neither size is a multiple of the kernels' tiles.
-    rows, columns = (48, 160) if device == "cpu" else (1072, 2080)
+    unit = 32 if "bitsandbytes" not in name else 64
+    rows, columns = (48, 5 * unit) if device == "cpu" else (1072, 65 * unit)
     linear = packed_linear(name, (rows,), columns, dtype, device)
     weight, workspace = weight_of(linear), Workspace(torch.device(device), 1 << 21)
     workspace.partial.fill_(float("nan"))
@@ -78,7 +81,8 @@ def test_products_equal_those_with_the_weights_that_are_meant(
         assert relative_error(out, exact(linear, x)) <= bound, num_tokens
     assert not workspace.arrived.any()
     whole = dequantize(weight, columns, dtype)
-    assert relative_error(whole, linear.weight) <= BOUNDS[dtype]
+    meant = linear.weight if weight.order is None else linear.weight[:, weight.order[0].long()]
+    assert relative_error(whole, meant) <= BOUNDS[dtype]
 
 
 @pytest.mark.parametrize(
@@ -112,12 +116,21 @@ def test_many_tokens_are_rounded_to_8_bits_with_scales_of_their_own(name: str, d
 @pytest.mark.parametrize(
     ("name", "device"),
     cases(
-        ["compressed-fp8-channel", "gptq-zeros", "compressed-mxfp4", "awq"],
-        ["fp8-tensor", "fp8-blocks-across-parts", "gptq-zeros", "compressed-w4a16", "compressed-mxfp4", "awq"],
+        ["compressed-fp8-channel", "gptq-zeros", "compressed-mxfp4", "awq", "gptq-order"],
+        [
+            "fp8-tensor",
+            "fp8-blocks-across-parts",
+            "gptq-zeros",
+            "gptq-order",
+            "compressed-w4a16",
+            "compressed-mxfp4",
+            "awq",
+            "bitsandbytes-nf4",
+        ],
     ),
 )
 def test_the_norm_the_gate_and_the_residual_of_one_token_are_fused(name: str, device: str) -> None:
-    dtype, rows, columns = (FP32, 48, 160) if device == "cpu" else (BF16, 1088, 2080)
+    dtype, rows, columns = (FP32, 48, 160) if device == "cpu" else (BF16, 1088, 2112)
     linear = packed_linear(name, (rows,), columns, dtype, device)
     x, norm, residual = (torch.randn(1, size, device=device).to(dtype) for size in (columns, columns, rows))
     normed = functional.rms_norm(x.double(), (columns,), norm[0].double(), 1e-5)

@@ -63,13 +63,18 @@ class Inputs:
 
     def __init__(self, case: Experts, device: str) -> None:
         self.case, self.device = case, device
-        self.gate_up = self._stack(2 * case.size, case.hidden)
-        self.down = self._stack(case.hidden, case.size)
+        # Parts whose columns are in orders of their own join as gates and ups.
+        gates = (case.size, case.size) if case.format.endswith("-order") else (2 * case.size,)
+        self.gate_up = self._stack(gates, case.hidden)
+        self.down = self._stack((case.hidden,), case.size)
 
-    def _stack(self, rows: int, columns: int) -> Stack:
+    def _stack(self, rows: tuple[int, ...], columns: int) -> Stack:
         case = self.case
         return stacked(
-            [packed_linear(case.format, (rows,), columns, case.dtype, self.device) for _ in range(case.num_experts)]
+            [
+                packed_linear(case.format, rows, columns, case.dtype, self.device, of_experts=True)
+                for _ in range(case.num_experts)
+            ]
         )
 
     def tokens(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,12 +98,18 @@ SMALL = [
     Experts("fp8-blocks", FP16, (1, 70)),
     Experts("modelopt-nvfp4", FP32, (1,)),
     Experts("compressed-int8-zeros", FP32, (1,)),
+    Experts("bitsandbytes-nf4", FP32, (1, 5), hidden=128),
+    Experts("gptq-order", FP32, (2, 9), hidden=96, size=96),
 ]
 TOKENS = (1, 4, 33, 300, 1000)
 GRID = [
     *(
         Experts(name, BF16, TOKENS, 8, 3, 512, 384)
         for name in ("gptq-zeros", "compressed-fp8-channel", "fp8-blocks-across-parts", "compressed-w4a16-order", "awq")
+    ),
+    *(
+        Experts(name, BF16, TOKENS, 8, 3, 512, 384)
+        for name in ("gptq-order", "gptq-2", "bitsandbytes-nf4", "bitsandbytes-fp4")
     ),
     Experts("compressed-mxfp4", BF16, TOKENS, 8, 3, 576, 576, Gate(7.0)),
     Experts("modelopt-nvfp4", BF16, TOKENS, 8, 3, 512, 384),

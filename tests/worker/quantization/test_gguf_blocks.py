@@ -19,10 +19,13 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.layers.cpu.device import CpuKernels
+from baton.worker.layers.table import PackedTable
 from baton.worker.quantization.base import LinearShape, Part
 from baton.worker.quantization.formats.gguf import Gguf
 from baton.worker.quantization.quantized.few_rows import FewRows
+from baton.worker.quantization.quantized.gguf import GgufBlocks
 from baton.worker.quantization.quantized.gguf_blocks import BLOCK_TYPES
+from baton.worker.quantization.quantized.gguf_planes import GgufPlanes
 from baton.worker.weights.loading import ModelOptions, load_model, read_config
 
 COUNT = 8
@@ -82,7 +85,10 @@ def test_a_file_stays_packed_and_has_the_tokens_of_transformers(kind: Kind, bits
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
     assert [one.output[:COUNT] for one in running] == [generate_greedily(oracle, each, COUNT) for each in PROMPTS]
     assert made.facts.weight_format == f"gguf {kind.name}"
-    layer = load_model(str(path), "auto", torch.float32).weights.layers[0]
+    weights = load_model(str(path), "auto", torch.float32).weights
+    assert isinstance(weights.embed, PackedTable)
+    assert isinstance(weights.lm_head.method, GgufBlocks)
+    layer = weights.layers[0]
     for linear in (layer.attention.qkv, layer.mlp.gate_up, layer.mlp.down):
         (packed,) = linear.params.values()
         values = packed.shape[0] * 256
@@ -116,3 +122,17 @@ def test_rows_that_blocks_do_not_divide_are_refused() -> None:
         InvalidRequest, match=r"layers\.0\.down: 96 input features are no multiple of the 256 of a block"
     ):
         Gguf({"tensors": {"layers.0.down": "Q4_K"}}).method_of(shape).create(shape, torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(("name", "at"), [(name, at) for name, kind in BLOCK_TYPES.items() for at in kind.halves])
+def test_scales_that_are_not_finite_are_refused_by_name(name: str, at: int) -> None:
+    kind = BLOCK_TYPES[name]
+    shape = LinearShape([Part("layers.0.up", 4), Part("layers.0.down", 4)], 512)
+    blocks = torch.zeros(8, 512 // kind.num_values, kind.num_bytes, dtype=torch.uint8)
+    blocks[6, 1, at : at + 2] = torch.tensor([float("inf")]).half().view(torch.uint8)
+    parts = {"layers.0.up.weight": blocks[:4].flatten(1), "layers.0.down.weight": blocks[4:].flatten(1)}
+    for method in (GgufBlocks(name, kind), GgufPlanes(name, kind)):
+        params = method.create(shape, torch.float32, torch.device("cpu"))
+        finish = method.load(params, shape, lambda wanted, size, into: into.copy_(parts[wanted]))
+        with pytest.raises(InvalidRequest, match=r"layers\.0\.down\.weight holds 1 blocks whose .* in row 2: the file"):
+            finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,14 @@ from support.engine.packed import models as packed_models
 from support.engine.packed.models import FORMATS, change_config, write
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_models import MODELS, generate_greedily, prompts
+from support.engine.tiny_shape import VOCAB_SIZE
 from transformers import PreTrainedModel
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.layers.cpu.device import CpuDevice
+from baton.worker.layers.table import PackedTable, take
 from baton.worker.models.registry import load_config
 from baton.worker.quantization.base import Params
 from baton.worker.quantization.quantized.method import PackedOps
@@ -148,6 +152,41 @@ def test_a_packed_head_has_the_tokens_of_its_dequantized_weights(name: str, tmp_
     assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
 
 
+def with_targets(name: str, *targets: str, **settings: Any) -> dict[str, Any]:
+    """Returns a config of compressed-tensors for these modules."""
+    group = {**FORMATS[name].settings["config_groups"]["group_0"], "targets": list(targets)}
+    return {**FORMATS[name].settings, "config_groups": {"group_0": group}, "ignore": [], **settings}
+
+
+TABLES = ["compressed-fp8-channel", "compressed-w4a16-zeros", "compressed-w4a16-order", "compressed-nvfp4"]
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_packed_embedding_has_the_tokens_of_its_dequantized_weights(name: str, tied: bool, tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.dense(tied=tied), FORMATS[name], heads=True, tables=True)
+    targets = ("Linear", "Embedding") if tied else ("Linear", "model.embed_tokens")
+    change_config(tmp_path, quantization_config=with_targets(name, *targets))
+    made = check_tokens(tmp_path, oracle)
+    assert made.facts.weight_bytes == weight_bytes(load_config(tmp_path), torch.float32)
+    weights = load_model(str(tmp_path), "auto", torch.float32).weights
+    assert isinstance(weights.embed, PackedTable)
+    assert (weights.lm_head.params["weight"] is weights.embed.params["weight"]) == tied
+    ids = torch.tensor([VOCAB_SIZE - 1, 0, 77, 0])
+    assert torch.equal(take(weights.embed, ids, torch.float32), oracle.get_input_embeddings().weight[ids])
+
+
+@pytest.mark.parametrize("setting", [{"ignore": ["model.embed_tokens"]}, {"targets": ["Linear"]}])
+def test_an_embedding_that_the_format_leaves_out_is_as_usual(setting: dict[str, Any], tmp_path: Path) -> None:
+    name = "compressed-fp8-channel"
+    oracle = write(tmp_path, packed_models.dense(), FORMATS[name])
+    targets = setting.get("targets", ["Linear", "Embedding"])
+    ignored = ["lm_head", *setting.get("ignore", [])]
+    change_config(tmp_path, quantization_config=with_targets(name, *targets, ignore=ignored))
+    check_tokens(tmp_path, oracle)
+    assert isinstance(load_model(str(tmp_path), "auto", torch.float32).weights.embed, torch.Tensor)
+
+
 @pytest.mark.parametrize("name", ["fp8-blocks-across-parts", "compressed-mxfp4", "gptq-order"])
 @pytest.mark.parametrize("make", [packed_models.dense, packed_models.with_experts])
 def test_a_start_refuses_products_that_are_not_those_of_the_dequantized_weights(
@@ -163,6 +202,18 @@ def test_a_start_refuses_products_that_are_not_those_of_the_dequantized_weights(
 
     monkeypatch.setattr(PackedOps, "multiply", wrong)
     with pytest.raises(InvalidRequest, match=r"differs from that of the dequantized weights by .* at most 0\.0001"):
+        executor(tmp_path)
+
+
+def test_a_start_refuses_an_embedding_that_is_not_the_dequantized_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, packed_models.dense(), FORMATS["compressed-w4a16"], tables=True)
+    settings = with_targets("compressed-w4a16", "Linear", "Embedding", ignore=["lm_head"])
+    change_config(tmp_path, quantization_config=settings)
+    executor(tmp_path)
+    monkeypatch.setattr(CpuDevice, "taken", lambda device, table, ids: take(table, ids // 2, device.dtype))
+    with pytest.raises(InvalidRequest, match=r"an embedding in packed integers, .* differs from that of the deq"):
         executor(tmp_path)
 
 

@@ -25,7 +25,7 @@ from baton.kernels.packed.launch import (
     row_constants,
     row_pointers,
 )
-from baton.kernels.packed.unpack import finished, load_stored, sums_of
+from baton.kernels.packed.unpack import finished, load_stored, places_of, sums_of
 from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.routing import Gate
 
@@ -40,7 +40,7 @@ def _gate_up_kernel(
     stored_ptr,  # [num_experts, 2 SIZE, K] as packed, gates first
     scale_ptr,  # [num_experts, 2 SIZE / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [num_experts, K] int32
+    order_ptr,  # [num_experts, parts, K] int32
     row_scale_ptr,  # [num_experts, 2 SIZE] fp32
     bias_ptr,  # [num_experts, 2 SIZE]
     ids_ptr,  # [num_pairs]
@@ -63,6 +63,7 @@ def _gate_up_kernel(
     STORED_STEP: tl.constexpr,
     SCALE_STEP: tl.constexpr,
     ZERO_STEP: tl.constexpr,
+    ORDER_STEP: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
@@ -87,23 +88,29 @@ def _gate_up_kernel(
     stored_ptr += expert * STORED_STEP
     scale_ptr += expert * SCALE_STEP
     zero_ptr += expert * ZERO_STEP
-    groups_ptr += expert * K
+    order_ptr += expert * ORDER_STEP
     gates = tl.zeros([BLOCK_N, units], tl.float32)
     ups = tl.zeros([BLOCK_N, units], tl.float32)
     squares = tl.zeros([units, UNIT], tl.float32)
     for start in tl.static_range(0, K, BLOCK_K):
         gate = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         up = load_stored(stored_ptr, SIZE + first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
-        x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+        at = places_of(order_ptr, start + ks, K, ORDER_STEP > 0)
+        x = tl.load(x_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+            x *= tl.load(norm_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
         gates += sums_of(
-            gate, x, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
+            gate, x, scale_ptr, zero_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
             SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
+        if ORDER_STEP > K:  # ups have an order of their own
+            at = places_of(order_ptr + K, start + ks, K, True)
+            x = tl.load(x_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
+            if NORM:
+                x *= tl.load(norm_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
         ups += sums_of(
-            up, x, scale_ptr, zero_ptr, groups_ptr, SIZE + first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            up, x, scale_ptr, zero_ptr, SIZE + first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
             SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     shrink = 1.0
@@ -127,7 +134,7 @@ def _down_kernel(
     stored_ptr,  # [num_experts, N, K] as packed
     scale_ptr,  # [num_experts, N / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [num_experts, K] int32
+    order_ptr,  # [num_experts, K] int32
     row_scale_ptr,  # [num_experts, N] fp32
     bias_ptr,  # [num_experts, N]
     share_ptr,  # [num_tokens, TOP_K] fp32
@@ -148,6 +155,7 @@ def _down_kernel(
     STORED_STEP: tl.constexpr,
     SCALE_STEP: tl.constexpr,
     ZERO_STEP: tl.constexpr,
+    ORDER_STEP: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
@@ -179,10 +187,11 @@ def _down_kernel(
             if choice + start > 0:
                 own_ptr = stored_ptr + expert * STORED_STEP
                 stored = load_stored(own_ptr, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
-            x = tl.load(gated_ptr + pair * K + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+            at = places_of(order_ptr + expert * ORDER_STEP, start + ks, K, ORDER_STEP > 0)
+            x = tl.load(gated_ptr + pair * K + at, mask=start + ks < K, other=0.0).to(tl.float32)
             acc += sums_of(
-                stored, x, scale_ptr + expert * SCALE_STEP, zero_ptr + expert * ZERO_STEP, groups_ptr + expert * K,
-                first, start, N, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT,
+                stored, x, scale_ptr + expert * SCALE_STEP, zero_ptr + expert * ZERO_STEP, first,
+                start, N, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT,
                 BLOCK_N, BLOCK_K,
             )  # fmt: skip
         sums = finished(
@@ -237,6 +246,7 @@ def _multiply_gate_up(
         out,
         x,
         *pointers(gate_up, x),
+        ids if gate_up.order is None else gate_up.order,
         *row_pointers(gate_up, x),
         ids,
         x if norm is None else norm,
@@ -264,6 +274,7 @@ def _multiply_down(
         out,
         gated_ups,
         *pointers(down, out),
+        ids if down.order is None else down.order,
         *row_pointers(down, out),
         weights,
         ids,

@@ -52,6 +52,14 @@ def _times_rounded(
 
 
 @triton.jit
+def _in_order(x_ptr, row_starts, live, order_ptr, columns, K: tl.constexpr):
+    """Returns what columns are multiplied with [columns, rows], and zeros for rows that are not `live`."""
+    inside = columns < K
+    at = tl.load(order_ptr + columns, mask=inside, other=0)
+    return tl.load(x_ptr + row_starts[None, :] + at[:, None], mask=inside[:, None] & live[None, :], other=0.0)
+
+
+@triton.jit
 def gated(gates, ups, limit, alpha, CLAMPED: tl.constexpr):
     """silu(gate) * up, or gate * sigmoid(alpha * gate) * (up + 1) of clamped gates and ups"""
     if CLAMPED:
@@ -72,7 +80,7 @@ def gate_up_kernel(
     stored_ptr,  # [num_experts, 2 SIZE, K] as packed, gates first
     scale_ptr,  # [num_experts, 2 SIZE / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [num_experts, K] int32
+    order_ptr,  # [num_experts, parts, K] int32
     row_scale_ptr,  # [num_experts, 2 SIZE] fp32
     bias_ptr,  # [num_experts, 2 SIZE]
     pairs_ptr,  # [num_tiles * TILE] int32
@@ -95,6 +103,7 @@ def gate_up_kernel(
     STORED_STEP: tl.constexpr,
     SCALE_STEP: tl.constexpr,
     ZERO_STEP: tl.constexpr,
+    ORDER_STEP: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
@@ -128,7 +137,7 @@ def gate_up_kernel(
         stored_ptr += expert * STORED_STEP
         scale_ptr += expert * SCALE_STEP
         zero_ptr += expert * ZERO_STEP
-        groups_ptr += expert * K
+        order_ptr += expert * ORDER_STEP
         gates = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
         ups = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
@@ -147,16 +156,20 @@ def gate_up_kernel(
                     SCALED, WHOLE, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
             else:
-                if K % BLOCK_K == 0:
+                if ORDER_STEP > 0:
+                    x = _in_order(x_ptr, tokens * K, tokens >= 0, order_ptr, start + ks, K)
+                elif K % BLOCK_K == 0:
                     x = tl.load(col_ptr + start)
                 else:
                     x = tl.load(col_ptr + start, mask=(start + ks < K)[:, None], other=0.0)
                 gates = times(
-                    gates, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS,
+                    gates, x, stored_ptr, scale_ptr, zero_ptr, first, start, n, K, NUMBERS, BITS,
                     NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
+                if ORDER_STEP > K:  # ups have an order of their own
+                    x = _in_order(x_ptr, tokens * K, tokens >= 0, order_ptr + K, start + ks, K)
                 ups = times(
-                    ups, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, SIZE + first, start, n, K, NUMBERS, BITS,
+                    ups, x, stored_ptr, scale_ptr, zero_ptr, SIZE + first, start, n, K, NUMBERS, BITS,
                     NUM_GROUPS, GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
         if ROUNDED:
@@ -188,7 +201,7 @@ def down_kernel(
     stored_ptr,  # [num_experts, N, K] as packed
     scale_ptr,  # [num_experts, N / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [num_experts, K] int32
+    order_ptr,  # [num_experts, K] int32
     row_scale_ptr,  # [num_experts, N] fp32
     bias_ptr,  # [num_experts, N]
     share_ptr,  # [num_pairs] fp32
@@ -209,6 +222,7 @@ def down_kernel(
     STORED_STEP: tl.constexpr,
     SCALE_STEP: tl.constexpr,
     ZERO_STEP: tl.constexpr,
+    ORDER_STEP: tl.constexpr,
     ROW_SCALED: tl.constexpr,
     DIVIDES: tl.constexpr,
     BIASED: tl.constexpr,
@@ -239,7 +253,7 @@ def down_kernel(
         stored_ptr += expert * STORED_STEP
         scale_ptr += expert * SCALE_STEP
         zero_ptr += expert * ZERO_STEP
-        groups_ptr += expert * K
+        order_ptr += expert * ORDER_STEP
         acc = tl.zeros([TILE, BLOCK_N] if ROUNDED else [BLOCK_N, TILE], tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=STAGES):
             if ROUNDED:
@@ -252,12 +266,14 @@ def down_kernel(
                     WHOLE, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
             else:
-                if K % BLOCK_K == 0:
+                if ORDER_STEP > 0:
+                    x = _in_order(gated_ptr, places * K, live, order_ptr, start + ks, K)
+                elif K % BLOCK_K == 0:
                     x = tl.load(col_ptr + start, mask=live[None, :], other=0.0)
                 else:
                     x = tl.load(col_ptr + start, mask=live[None, :] & (start + ks < K)[:, None], other=0.0)
                 acc = times(
-                    acc, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, N, K, NUMBERS, BITS, NUM_GROUPS,
+                    acc, x, stored_ptr, scale_ptr, zero_ptr, first, start, N, K, NUMBERS, BITS, NUM_GROUPS,
                     GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
                 )  # fmt: skip
         if ROUNDED:

@@ -52,9 +52,7 @@ def choose_packed_tiling(
     The step over k does not depend on the tile, so that sums keep their order.
     """
     block_n, num_warps = (128, 8) if tile >= _LARGE_TILE and itemsize < 4 else (64, 4)
-    # Where columns have groups of their own, a step keeps a scale of each weight in shared memory.
-    most = 128 if weight.groups is None else 64
-    block_k = _covering(k, most if itemsize < 4 else 32, 1.05)
+    block_k = _covering(k, 128 if itemsize < 4 else 32, 1.05)
     step_bytes = (matrices * block_n * weight.bits // 8 + tile * itemsize) * block_k
     return Tiling(block_n, block_k, num_warps, _fitting(4, step_bytes, shared_bytes))
 
@@ -67,8 +65,6 @@ def choose_rounded_tiling(tile: int, matrices: int, shared_bytes: int) -> Tiling
 
 def choose_few_tiling(weight: PackedWeight, k: int, block_n: int) -> Tiling:
     """Returns a tiling for single tokens."""
-    if weight.numbers == "rows_of_words":
-        return Tiling(16, _covering(k, 512, _FEW_WASTE), 4, 1)
     if weight.bits == 8:
         return Tiling(block_n, _covering(k, 2048, _FEW_WASTE), 4, 1)
     block_k = _covering(k, 4096, _FEW_WASTE)

@@ -117,6 +117,7 @@ def four_bit_kernel(
     zero_ptr,  # [n / 8, NUM_GROUPS] int32; GATED: 2 n rows
     bias_ptr,  # [num_experts, n]; GATED: 2 n
     norm_ptr,  # [K]
+    order_ptr,  # [K] int32
     residual_ptr,  # [num_pairs, n]
     ids_ptr,  # [num_tokens, TOP_K]
     share_ptr,  # [num_tokens, TOP_K] fp32
@@ -132,6 +133,7 @@ def four_bit_kernel(
     ZERO_PLUS: gl.constexpr,
     BIASED: gl.constexpr,
     NORM: gl.constexpr,
+    ORDERED: gl.constexpr,  # columns are in another order than the token's
     GATED: gl.constexpr,
     CLAMPED: gl.constexpr,
     RESIDUAL: gl.constexpr,
@@ -230,14 +232,23 @@ def four_bit_kernel(
     memory = gl.allocate_shared_memory(gl.bfloat16, [STEPS, 1024], held)
     places = gl.arange(0, 1024, layout=flat)
     ks = places // 128 % SPAN * SPLIT + places % 128
-    x_at = x_ptr + pair // (TOP_K if CHOICES == 1 else 1) * (CHOICES * K) + places // 128 // SPAN * K + ks
+    x_ptr += pair // (TOP_K if CHOICES == 1 else 1) * (CHOICES * K)
+    x_at = x_ptr + places // 128 // SPAN * K + ks
     squares = gl.zeros([1024], gl.float32, layout=flat)
     for step in gl.static_range(STEPS):
-        x = _load(x_at, ks, step * 128, K, EVEN)
+        if ORDERED:  # of one weight
+            place_in_x = _load(order_ptr + ks, ks, step * 128, K, EVEN)
+            x = _load(x_ptr + place_in_x, ks + step * 128, 0, K, EVEN)
+        else:
+            x = _load(x_at, ks, step * 128, K, EVEN)
         if NORM:
             wide = x.to(gl.float32)
             squares += wide * wide
-            x = (wide * _load(norm_ptr + ks, ks, step * 128, K, EVEN).to(gl.float32)).to(gl.bfloat16)
+            if ORDERED:
+                factor = _load(norm_ptr + place_in_x, ks + step * 128, 0, K, EVEN)
+            else:
+                factor = _load(norm_ptr + ks, ks, step * 128, K, EVEN)
+            x = (wide * factor.to(gl.float32)).to(gl.bfloat16)
         # [part, lane, word, half, pair] -> [word, part, lane, pair, half]
         x = gl.permute(gl.reshape(x, [8, 4, 4, 2, 4]), [2, 0, 1, 4, 3])
         memory.index(step).store(gl.reshape(x, [1024]))

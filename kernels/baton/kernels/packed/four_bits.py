@@ -36,12 +36,13 @@ def reads_four_bits(weight: PackedWeight, x: Tensor, k: int) -> bool:
     scale = weight.scale
     if not (x.is_cuda and x.dtype == torch.bfloat16 and _is_hopper(x.device.index)):
         return False
-    if weight.bits != _BITS or scale is None or weight.groups is not None or weight.row_scale is not None:
+    if weight.bits != _BITS or scale is None or weight.row_scale is not None:
         return False
     if weight.numbers == "e2m1":
         return scale.dtype == torch.uint8 and weight.group == _FLOAT_GROUP and k % _FLOAT_GROUP == 0
     is_whole = weight.group > 0 and weight.group % _STEP == 0 and k % weight.group == 0
-    return weight.numbers == "words" and is_whole and weight.num_experts == 1
+    has_order = weight.order is None or len(weight.order) == 1
+    return weight.numbers == "words" and is_whole and has_order and weight.num_experts == 1
 
 
 @cache
@@ -86,6 +87,7 @@ def multiply_four_bits(
         words if weight.zero is None else weight.zero,
         x if weight.bias is None else weight.bias,
         x if norm is None else norm,
+        words if weight.order is None else weight.order,
         x if residual is None else residual,
         words if ids is None else ids,
         x if shares is None else shares,
@@ -101,6 +103,7 @@ def multiply_four_bits(
         ZERO_PLUS=weight.zero_plus,
         BIASED=weight.bias is not None,
         NORM=norm is not None,
+        ORDERED=weight.order is not None,
         GATED=gate is not None,
         CLAMPED=gate is not None and gate.limit > 0,
         RESIDUAL=residual is not None,

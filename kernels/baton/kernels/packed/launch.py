@@ -10,13 +10,14 @@ from torch import Tensor
 from baton.kernels.packed.weight import PackedWeight
 
 # Columns that a thread reads at once, in 16 bytes.
-LANE_COLUMNS = {"e4m3": 16, "bytes": 16, "e2m1": 32, "words": 32, "rows_of_words": 16}
+LANE_COLUMNS = {"e4m3": 16, "bytes": 16, "e2m1": 32, "words": 32, "nf4": 32, "fp4": 32}
+_IN_BYTES = ("e2m1", "nf4", "fp4")
 
 
-def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Returns what is stored, scales, zeros and groups; `nothing` for those that the weight lacks."""
-    scale, zero, groups = (nothing if one is None else one for one in (weight.scale, weight.zero, weight.groups))
-    return _readable(weight), scale, zero, groups
+def pointers(weight: PackedWeight, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what is stored, scales and zeros; `nothing` for those that the weight lacks."""
+    scale, zero = (nothing if one is None else one for one in (weight.scale, weight.zero))
+    return _readable(weight), scale, zero
 
 
 def constants(weight: PackedWeight, k: int, block_k: int, most: int) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def constants(weight: PackedWeight, k: int, block_k: int, most: int) -> dict[str
         "NUMBERS": weight.numbers,
         "BITS": weight.bits,
         "NUM_GROUPS": 1 if factors is None else factors.shape[1],
-        "GROUP": -1 if weight.groups is not None else weight.group,
+        "GROUP": weight.group,
         "SCALE_ROWS": weight.scale_rows,
         "SCALED": weight.scale is not None,
         "ZEROED": weight.zero is not None,
@@ -50,19 +51,22 @@ def row_constants(weight: PackedWeight) -> dict[str, Any]:
 
 def expert_steps(weight: PackedWeight) -> dict[str, int]:
     """Returns how far an expert's elements are behind those of the one before it."""
-    steps = {"STORED_STEP": _readable(weight), "SCALE_STEP": weight.scale, "ZERO_STEP": weight.zero}
+    steps = {
+        "STORED_STEP": _readable(weight),
+        "SCALE_STEP": weight.scale,
+        "ZERO_STEP": weight.zero,
+        "ORDER_STEP": weight.order,
+    }
     return {name: 0 if tensor is None else tensor.numel() for name, tensor in steps.items()}
 
 
 def _readable(weight: PackedWeight) -> Tensor:
-    """Returns what is stored as kernels load it: floats of 4 bits as words of 8."""
-    return weight.stored.view(torch.int32) if weight.numbers == "e2m1" else weight.stored
+    """Returns what is stored as kernels load it: two numbers a byte as words of 8."""
+    return weight.stored.view(torch.int32) if weight.numbers in _IN_BYTES else weight.stored
 
 
 def _unit(weight: PackedWeight, most: int) -> int:
     """Returns how many columns, a power of 2, surely share scale and zero."""
-    if weight.groups is not None:
-        return 1
     unit = most
     while weight.group % unit:
         unit //= 2

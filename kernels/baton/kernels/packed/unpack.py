@@ -22,17 +22,11 @@ def load_stored(
     BLOCK_K: tl.constexpr,
 ):
     """Returns what is stored of rows from `first` on and columns from `start` on."""
-    if NUMBERS == "rows_of_words":
-        rows = first // 8 + tl.arange(0, BLOCK_N // 8)
-        columns = start + tl.arange(0, BLOCK_K)
-        inside = (rows < n // 8)[:, None] & (columns < K)[None, :]
-        at = rows.to(tl.int64)[:, None] * K + columns[None, :]
-    else:
-        per: tl.constexpr = 32 // BITS if NUMBERS == "words" or NUMBERS == "e2m1" else 8 // BITS
-        rows = first + tl.arange(0, BLOCK_N)
-        columns = start // per + tl.arange(0, BLOCK_K // per)
-        inside = (rows < n)[:, None] & (columns < K // per)[None, :]
-        at = rows.to(tl.int64)[:, None] * (K // per) + columns[None, :]
+    per: tl.constexpr = 1 if NUMBERS == "e4m3" or NUMBERS == "bytes" else 32 // BITS
+    rows = first + tl.arange(0, BLOCK_N)
+    columns = start // per + tl.arange(0, BLOCK_K // per)
+    inside = (rows < n)[:, None] & (columns < K // per)[None, :]
+    at = rows.to(tl.int64)[:, None] * (K // per) + columns[None, :]
     return tl.load(stored_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first")
 
 
@@ -49,11 +43,11 @@ def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.co
             numbers = stored.to(tl.float32)
     elif NUMBERS == "bytes":
         numbers = stored.to(tl.float32)
-    elif NUMBERS == "rows_of_words":
-        parts = tl.join(stored, stored >> 8)
+    elif NUMBERS == "nf4" or NUMBERS == "fp4":
+        parts = tl.join(stored, stored >> 16)
+        parts = tl.join(parts, parts >> 8)
         parts = tl.join(parts, parts >> 4)
-        parts = tl.join(parts, parts >> 16)
-        numbers = tl.reshape(tl.permute(_floats(parts, BITS), (0, 2, 3, 4, 1)), [BLOCK_N, BLOCK_K])
+        numbers = tl.reshape(_in_table(parts, NUMBERS), [BLOCK_N, BLOCK_K])
     elif BITS == 4:
         first, second, third, fourth = _four_pairs(stored, NUMBERS)
         numbers = tl.join(tl.join(_halves(first), _halves(third)), tl.join(_halves(second), _halves(fourth)))
@@ -128,27 +122,62 @@ def _floats(words, BITS: tl.constexpr):
 
 
 @triton.jit
+def _in_table(codes, NUMBERS: tl.constexpr):
+    """Returns what the last 4 bits of codes stand for in a table of bitsandbytes, fp32."""
+    high = codes & 8 != 0
+    middle = codes & 4 != 0
+    if NUMBERS == "nf4":
+        below = tl.where(
+            middle,
+            _of_four(codes, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+            _of_four(codes, -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+        )
+        above = tl.where(
+            middle,
+            _of_four(codes, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+            _of_four(codes, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+        )
+        numbers = tl.where(high, above, below)
+    else:
+        size = tl.where(
+            middle,
+            _of_four(codes, 4.0 / 12.0, 6.0 / 12.0, 2.0 / 12.0, 3.0 / 12.0),
+            _of_four(codes, 0.0, 0.0625 / 12.0, 8.0 / 12.0, 12.0 / 12.0),
+        )
+        numbers = tl.where(high, -size, size)
+    return numbers
+
+
+@triton.jit
+def _of_four(codes, zero, one, two, three):
+    """Returns one of four numbers by the last 2 bits of codes."""
+    odd = codes & 1 != 0
+    return tl.where(codes & 2 != 0, tl.where(odd, three, two), tl.where(odd, one, zero))
+
+
+@triton.jit
 def _less(numbers, zero, NUMBERS: tl.constexpr, BITS: tl.constexpr):
     """Returns the numbers less their zeros, and less what `numbers_of` has added."""
     if NUMBERS == "words" and BITS == 4:
         zero += 16.0
-    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+    elif NUMBERS == "words":
         numbers -= _OFFSET  # beside which a zero would lose its fraction
     return numbers - zero
 
 
 @triton.jit
-def units_of(start, groups_ptr, K: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr):
+def units_of(start, K: tl.constexpr, GROUP: tl.constexpr, UNITS: tl.constexpr, UNIT: tl.constexpr):
     """Returns the group of each unit of columns [UNITS], and whether it is within K."""
     columns = start + tl.arange(0, UNITS) * UNIT
     inside = columns < K
-    if GROUP < 0:  # in any order
-        group = tl.load(groups_ptr + columns, mask=inside, other=0)
-    elif GROUP == 0:
-        group = columns * 0
-    else:
-        group = columns // GROUP
+    group = columns * 0 if GROUP == 0 else columns // GROUP
     return group, inside
+
+
+@triton.jit
+def places_of(order_ptr, columns, K: tl.constexpr, ORDERED: tl.constexpr):
+    """Returns where columns find what they are multiplied with in a row of x."""
+    return tl.load(order_ptr + columns, mask=columns < K, other=0) if ORDERED else columns
 
 
 @triton.jit
@@ -187,8 +216,6 @@ def zeros_of(
         per: tl.constexpr = 32 // BITS
         at = (rows // per).to(tl.int64)[:, None] * NUM_GROUPS + group[None, :]
         place = rows % per
-        if NUMBERS == "rows_of_words":
-            place = place // 2 + place % 2 * 4
         words = tl.load(zero_ptr + at, mask=inside, other=0)
         zero = ((words >> (place * BITS)[:, None]) + ZERO_PLUS) & ((1 << BITS) - 1)
     return zero.to(tl.float32)
@@ -199,7 +226,6 @@ def tile_of(
     stored,
     scale_ptr,
     zero_ptr,
-    groups_ptr,
     first,
     start,
     n,
@@ -219,13 +245,13 @@ def tile_of(
     """Returns the weights [BLOCK_N, BLOCK_K] fp32 and scales [BLOCK_N, 1], which are still to be multiplied."""
     units: tl.constexpr = BLOCK_K // UNIT
     rows = first + tl.arange(0, BLOCK_N)
-    group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
+    group, within = units_of(start, K, GROUP, units, UNIT)
     inside = (rows < n)[:, None] & within[None, :]
     tile = numbers_of(stored, NUMBERS, BITS, BLOCK_N, BLOCK_K)
     if ZEROED:
         zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
         tile = _less(tile, _spread(zero, BLOCK_N, BLOCK_K, UNIT), NUMBERS, BITS)
-    elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+    elif NUMBERS == "words":
         tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
     scale = tl.full([BLOCK_N, 1], 1.0, tl.float32)
     if SCALED:
@@ -244,7 +270,6 @@ def times(
     stored_ptr,
     scale_ptr,
     zero_ptr,
-    groups_ptr,
     first,
     start,
     n,
@@ -270,7 +295,7 @@ def times(
     else:
         stored = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
         tile, scale = tile_of(
-            stored, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
+            stored, scale_ptr, zero_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
             SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if SCALED and UNIT == BLOCK_K:
@@ -286,7 +311,6 @@ def sums_of(
     x,
     scale_ptr,
     zero_ptr,
-    groups_ptr,
     first,
     start,
     n,
@@ -306,9 +330,9 @@ def sums_of(
     """Returns the sums of w x over each unit of columns [BLOCK_N, BLOCK_K / UNIT], for x [BLOCK_K / UNIT, UNIT]."""
     units: tl.constexpr = BLOCK_K // UNIT
     rows = first + tl.arange(0, BLOCK_N)
-    group, within = units_of(start, groups_ptr, K, GROUP, units, UNIT)
+    group, within = units_of(start, K, GROUP, units, UNIT)
     inside = (rows < n)[:, None] & within[None, :]
-    if BITS == 4 and NUMBERS != "rows_of_words" and UNIT >= 8:
+    if (NUMBERS == "words" or NUMBERS == "e2m1") and BITS == 4 and UNIT >= 8:
         sums = _sums_of_words(stored, x, NUMBERS, BLOCK_N, units, UNIT)
         if ZEROED:
             zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
@@ -320,7 +344,7 @@ def sums_of(
         if ZEROED:
             zero = zeros_of(zero_ptr, rows, group, inside, NUM_GROUPS, SCALE_ROWS, NUMBERS, BITS, ZERO_PLUS)
             tile = _less(tile, zero[:, :, None], NUMBERS, BITS)
-        elif NUMBERS == "words" or NUMBERS == "rows_of_words":
+        elif NUMBERS == "words":
             tile = _less(tile, 1 << (BITS - 1), NUMBERS, BITS)
         sums = tl.sum(tile * x[None, :, :], 2)
     if SCALED:

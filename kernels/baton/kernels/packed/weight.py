@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 # plain: in the dtype of activations. e4m3: floats of 8 bits. bytes: integers of 8 bits. e2m1: floats of 4 bits, two a
-# byte. words: integers in int32, along input features. rows_of_words: 8 integers of 4 bits in int32, along output
-# features, the even ones first.
-Numbers = Literal["plain", "e4m3", "bytes", "e2m1", "words", "rows_of_words"]
+# byte. words: integers in int32, along input features. nf4, fp4: of 4 bits, by the tables of bitsandbytes, two a byte.
+Numbers = Literal["plain", "e4m3", "bytes", "e2m1", "words", "nf4", "fp4"]
 ROUND_UNIT = 128  # columns of a step of products with rounded activations
 
 
@@ -27,7 +26,8 @@ class PackedWeight(NamedTuple):
     group: int = 0  # columns of a scale
     zero: Tensor | None = None  # int8 or fp32 as `scale`, or int32 [n / per word, num_groups]
     zero_plus: int = 0  # what stored zeros of words lack
-    groups: Tensor | None = None  # [k] int32, of each column; None: columns are in the order of the groups
+    # The place in x of each column, for equal parts of the rows; None: as x is.
+    order: Tensor | None = None  # [parts, k] int32
     row_scale: Tensor | None = None  # [n] fp32
     divides: bool = False  # by row_scale
     bias: Tensor | None = None  # [n]
@@ -36,7 +36,7 @@ class PackedWeight(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Bytes that a product reads at least."""
-        tensors = (self.stored, self.scale, self.zero, self.groups, self.row_scale)
+        tensors = (self.stored, self.scale, self.zero, self.order, self.row_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property

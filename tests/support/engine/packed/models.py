@@ -117,9 +117,16 @@ FORMATS: Mapping[str, Format] = {
 }
 
 
-def dense() -> PreTrainedModel:
-    """Returns a model with biases, whose linears are fused."""
-    return with_random_vectors(lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE)), seed=3)
+def dense(*, tied: bool = False) -> PreTrainedModel:
+    """Returns a model with biases, whose linears are fused. `tied`: its head is the embedding."""
+    config = Qwen2Config(**SHAPE, tie_word_embeddings=tied)
+    return with_random_vectors(lambda: Qwen2ForCausalLM(config), seed=3)
+
+
+def wide() -> PreTrainedModel:
+    """As `dense`, with sizes that are multiples of bitsandbytes' blocks."""
+    config = Qwen2Config(**{**SHAPE, "intermediate_size": 128})
+    return with_random_vectors(lambda: Qwen2ForCausalLM(config), seed=3)
 
 
 def without_biases() -> PreTrainedModel:
@@ -150,11 +157,18 @@ def gpt_oss() -> GptOssForCausalLM:
 
 
 def write(
-    folder: Path, model: PreTrainedModel, form: Format, left_out: str = "$^", *, heads: bool = False
+    folder: Path,
+    model: PreTrainedModel,
+    form: Format,
+    left_out: str = "$^",
+    *,
+    heads: bool = False,
+    tables: bool = False,
 ) -> PreTrainedModel:
     """Writes the model with packed linears. Returns it with the weights that these mean.
 
-    `left_out`: a pattern of names of weights that stay as they are. `heads`: the head is packed too.
+    `left_out`: a pattern of names of weights that stay as they are. `heads`: the head is packed too; `tables`: the
+    embedding.
     """
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
@@ -162,6 +176,7 @@ def write(
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         packs = LINEARS.fullmatch(name) or (heads and name == "lm_head.weight")
+        packs = packs or (tables and name == "model.embed_tokens.weight")
         if not packs or re.fullmatch(left_out, name):
             meant[name] = packed[name] = tensor
             continue

@@ -153,13 +153,15 @@ def quantized(numbers: Numbers, num_tokens: int) -> None:
     quantized_linear(x, weight, None)
 
 
-def packed_experts(numbers: Numbers, tile: int, groups: bool = False) -> None:
+def packed_experts(numbers: Numbers, tile: int, ordered: bool = False) -> None:
     hidden, size = 256, 256
     ids = torch.zeros(4 * tile, dtype=torch.int32)
     aligned = Alignment(ids, ids[:4], ids, ids[:4].view(2, 2), tile)
     up, down = (_expert(numbers, n, k) for n, k in ((2 * size, hidden), (hidden, size)))
-    if groups:
-        up, down = (one._replace(groups=torch.zeros(2, 256, dtype=torch.int32)) for one in (up, down))
+    if ordered:
+        up, down = (
+            one._replace(order=torch.zeros(2, parts, 256, dtype=torch.int32)[0]) for one, parts in ((up, 2), (down, 1))
+        )
     rows = Rows(torch.zeros(32, hidden, dtype=torch.bfloat16))
     down_and_sum(gate_and_up(rows, aligned, 2, up, Gate()), aligned, torch.zeros(32, 2), down, torch.bfloat16)
 
@@ -265,7 +267,7 @@ def _name_of(said: str) -> str:
     return str(json.loads(said)["name"]).rpartition(".")[2]
 
 
-@pytest.mark.parametrize("numbers", ["words", "rows_of_words"])
+@pytest.mark.parametrize("numbers", ["words", "nf4"])
 def test_few_tokens_are_multiplied_by_hoppers_matrix_unit_without_a_copy_of_the_weight(
     cache: Path, numbers: Numbers
 ) -> None:
@@ -285,7 +287,7 @@ def test_tokens_are_multiplied_in_8_bits_with_weights_in_8_bits(cache: Path, num
     assert any(".f32.e4m3.e4m3" in ptx for ptx in compiled)
 
 
-@pytest.mark.parametrize("numbers", ["e4m3", "e2m1", "words", "rows_of_words"])
+@pytest.mark.parametrize("numbers", ["e4m3", "e2m1", "words", "nf4"])
 def test_experts_are_multiplied_by_hoppers_matrix_unit_as_they_are_packed(cache: Path, numbers: Numbers) -> None:
     jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, numbers, 16))]
     compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__).asm for job in jobs]
@@ -295,8 +297,8 @@ def test_experts_are_multiplied_by_hoppers_matrix_unit_as_they_are_packed(cache:
         assert re.search(r"ttng.warp_group_dot %\S+, %\S+, %\S+ \{.*: tensor<", asm["ttgir"])
 
 
-def test_experts_whose_columns_have_groups_fit_shared_memory(cache: Path) -> None:
-    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, "words", 128, groups=True))]
+def test_experts_whose_columns_have_orders_fit_shared_memory(cache: Path) -> None:
+    jobs = [read_job(said, HOPPER) for said in collected(partial(packed_experts, "words", 128, ordered=True))]
     compiled = [triton.compile(job.source, target=HOPPER, options=job.options.__dict__) for job in jobs]
     assert max(one.metadata.shared for one in compiled) <= HOPPER_SHARED
 

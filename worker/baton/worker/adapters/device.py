@@ -14,6 +14,7 @@ from baton.worker.layers.device import AttentionOps, Device, LatentOps, StateOps
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import Table
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm
@@ -59,7 +60,10 @@ class AdapterDevice(Generic[S]):
     def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         return self._device.experts_ops(method, name)
 
-    def embed(self, table: Tensor, step: S) -> Tensor:
+    def taken(self, table: Table, ids: Tensor) -> Tensor:
+        return self._device.taken(table, ids)
+
+    def embed(self, table: Table, step: S) -> Tensor:
         """Returns the tokens' rows of `table`, with the updates of rows with adapters."""
         embedded, rows = self._device.embed(table, step), self._bank.rows
         if rows is None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import Table
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm
@@ -79,7 +80,10 @@ class Device(Protocol[S_contra]):
     def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         """Returns the ops of a layer's experts in a weight format. `name`: the prefix of the layer's names."""
 
-    def embed(self, table: Tensor, step: S_contra) -> Tensor:
+    def taken(self, table: Table, ids: Tensor) -> Tensor:
+        """Returns rows of a table, [num_ids, columns]."""
+
+    def embed(self, table: Table, step: S_contra) -> Tensor:
         """Returns the rows of `table` [vocab_size, hidden_size] for the step's tokens."""
 
     def embed_positions(self, table: Tensor, step: S_contra) -> Tensor:

@@ -1,4 +1,4 @@
-"""Compares products with quantized weights on a device with those of the dequantized weights, at start."""
+"""Compares products with quantized weights, and packed embeddings, with the dequantized weights, at start."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from baton.worker.layers.device import Device
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.spec import ExpertsSpec
+from baton.worker.layers.table import PackedTable
 from baton.worker.quantization.base import Params, QuantMethod
 from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.method import PackedMethod
@@ -27,7 +28,7 @@ _CPU = torch.device("cpu")
 
 
 def check_products(weights: Any, experts: ExpertsSpec | None, device: Device[Any]) -> None:
-    """Checks the smallest linear, and the first experts, of each way that a tree of weights is packed.
+    """Checks the smallest linear, and the first experts, of each way that a tree of weights is packed; and embeddings.
 
     `experts` describes those of the tree, if there are any. Raises InvalidRequest for a mismatch.
     """
@@ -43,6 +44,8 @@ def check_products(weights: Any, experts: ExpertsSpec | None, device: Device[Any
     with torch.inference_mode():
         for linear, params in smallest.values():
             _check_linear(linear, params, device)
+        for table in tables_of(weights):
+            _check_table(table, device)
         for stack, params in first.values():
             assert experts is not None, "experts have a description"
             _check_experts(stack, params, experts, device)
@@ -77,6 +80,18 @@ def _check_linear(method: PackedMethod, params: Params, device: Device[Any]) -> 
         raise _mismatch(
             f"a product with weights in {method.name} differs from that", float((error / magnitude).max()), bound
         )
+
+
+def _check_table(table: PackedTable, device: Device[Any]) -> None:
+    """Checks the first and the last row."""
+    ids = torch.tensor([0, len(table) - 1])
+    expected = table.method.taken(table.params, ids).double()
+    found = device.taken(table, ids.to(_place(table.params))).to(_CPU).double()
+    bound = _BOUNDS.get(device.dtype, _HALF_BOUND)
+    error = (found - expected).abs()
+    if not bool((error <= bound * expected.abs()).all()):  # not finite values neither
+        largest = float((error / expected.abs().clamp(min=1e-30)).max())
+        raise _mismatch(f"an embedding in {table.method.name} differs from that", largest, bound)
 
 
 def _check_experts(method: PackedExperts, params: Params, spec: ExpertsSpec, device: Device[Any]) -> None:
@@ -132,6 +147,18 @@ def _mismatch(what: str, error: float, bound: float) -> InvalidRequest:
         "checkpoint is damaged, or the kernel is wrong",
         field="model",
     )
+
+
+def tables_of(node: Any) -> Iterator[PackedTable]:
+    """Yields the packed embeddings of a tree of weights."""
+    if isinstance(node, PackedTable):
+        yield node
+    elif isinstance(node, tuple):
+        for child in node:
+            yield from tables_of(child)
+    else:
+        for name in getattr(node, "__dataclass_fields__", ()):
+            yield from tables_of(getattr(node, name))
 
 
 def packed_parts(node: Any) -> Iterator[tuple[QuantMethod | PackedExperts, Params]]:

@@ -13,6 +13,7 @@ from baton.worker.layers.latent_attention import LatentWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.recurrent import StateWeights
+from baton.worker.layers.table import Table
 from baton.worker.layers.tree import mapped, tensors_of
 
 
@@ -32,7 +33,7 @@ class DenseWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    embed: Tensor  # [vocab_size, hidden_size]
+    embed: Table  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     norm: Tensor | None  # [hidden_size]; all norms of a model with biases are [2, hidden_size]: weights, biases
     lm_head: LinearWeights  # [vocab_size, hidden_size]; shares the memory of `embed` if tied

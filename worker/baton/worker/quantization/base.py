@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from baton.kernels.packed.weight import PackedWeight
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
 # Fills a view with the checkpoint's tensor of a name and shape, or raises InvalidRequest. The view has the tensor's
@@ -32,8 +33,8 @@ class Staged:
         self.finish()
 
 
-# Most formats leave routers and heads as they are.
-LinearKind = Literal["layer", "router", "head"]
+# Most formats leave routers, heads and tables (embeddings) as they are.
+LinearKind = Literal["layer", "router", "head", "table"]
 
 
 class Part(NamedTuple):
@@ -124,3 +125,16 @@ class QuantMethod(Protocol):
     def on_cuda(self, kernels: Kernels, device: torch.device, *, batch_invariant: bool) -> LinearOps:
         """Returns the format's ops on a GPU, with scratch memory of their own. With `batch_invariant`, a row's result
         does not depend on the other rows, bit for bit."""
+
+
+class TableMethod(QuantMethod, Protocol):
+    """A weight format that embeddings may have: rows are read one by one."""
+
+    def out_features(self, params: Params) -> int:
+        """Returns the number of rows."""
+
+    def taken(self, params: Params, ids: Tensor) -> Tensor:
+        """Returns rows on a CPU, [num_ids, columns] fp32."""
+
+    def packed_weight(self, params: Params) -> PackedWeight:
+        """Returns the matrix as the GPU's kernels read it. Raises Unsupported if they do not."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from baton.worker.quantization.base import LinearShape, QuantMethod
+from baton.worker.quantization.base import LinearShape, QuantMethod, TableMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 
 
@@ -28,6 +28,10 @@ class WeightFormat(ABC):
 
         One name of a method stands for one way: its ops are shared by all linears.
         """
+
+    def table_method_of(self, shape: LinearShape) -> TableMethod | None:
+        """Returns how an embedding is stored; None: as usual."""
+        return None
 
     def decoder_of(self, name: str) -> Callable[[Tensor], Tensor] | None:
         """Returns what makes one number in fp32 of the bytes of a tensor, if they are of no fixed number."""

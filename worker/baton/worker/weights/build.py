@@ -19,6 +19,7 @@ from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
 from baton.worker.layers.spec import NO_MLP, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import PackedTable, Table
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
@@ -110,7 +111,7 @@ def _format_of(config: ModelConfig) -> WeightFormat | None:
 
 def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
     names, hidden, vocab = config.names, config.hidden_size, config.vocab_size
-    embed = maker.tensor(f"{names.embed}.weight", (vocab, hidden))
+    embed = maker.table(LinearShape([Part(names.embed, vocab)], hidden, kind="table"))
     lm_head = _lm_head(config, maker, embed)
     relative = _relative(config, maker)
     layers = tuple(_layer(config, maker, index, spec, relative) for index, spec in enumerate(config.layers))
@@ -144,11 +145,13 @@ def _dense(config: ModelConfig, maker: Allocator) -> tuple[DenseWeights, ...]:
     )
 
 
-def _lm_head(config: ModelConfig, maker: Allocator, embed: Tensor) -> LinearWeights:
+def _lm_head(config: ModelConfig, maker: Allocator, embed: Table) -> LinearWeights:
     name, vocab = config.names.lm_head, config.vocab_size
     if not config.tie_embeddings:
         return maker.linear(LinearShape([Part(name, vocab)], config.hidden_size, config.lm_head_bias, "head"))
     bias = maker.tensor(f"{name}.bias", (vocab,)) if config.lm_head_bias else None
+    if isinstance(embed, PackedTable):
+        return LinearWeights(embed.method, embed.params if bias is None else {**embed.params, "bias": bias}, name)
     return LinearWeights(UNQUANTIZED, UNQUANTIZED.over(embed, bias), name)
 
 

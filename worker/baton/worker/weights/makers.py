@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.worker.layers.experts import StackedWeights
 from baton.worker.layers.linear import LinearWeights
+from baton.worker.layers.table import PackedTable, Table
 from baton.worker.quantization.base import Finish, LinearShape, QuantMethod, Source, Staged
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
@@ -30,6 +31,13 @@ class Allocator:
     def linear(self, shape: LinearShape) -> LinearWeights:
         method: QuantMethod = UNQUANTIZED if self.format is None else self.format.method_of(shape)
         return LinearWeights(method, method.create(shape, self.dtype, self.device), shape.parts[0].name)
+
+    def table(self, shape: LinearShape) -> Table:
+        """Returns an embedding, packed if its format has it so."""
+        method = None if self.format is None else self.format.table_method_of(shape)
+        if method is None:
+            return self.tensor(f"{shape.parts[0].name}.weight", (shape.out_features, shape.in_features))
+        return PackedTable(method, method.create(shape, self.dtype, self.device), shape.in_features)
 
     def reading(self, change: Callable[[Source], Source]) -> Allocator:
         """Returns a maker of tensors that the checkpoint keeps in another way."""
@@ -83,6 +91,12 @@ class Loader(Allocator):
         weights = Allocator.linear(self, shape)
         self._add(weights.method.load(weights.params, shape, self.source))
         return weights
+
+    def table(self, shape: LinearShape) -> Table:
+        made = Allocator.table(self, shape)
+        if isinstance(made, PackedTable):
+            self._add(made.method.load(made.params, shape, self.source))
+        return made
 
     def reading(self, change: Callable[[Source], Source]) -> Loader:
         return replace(self, source=change(self.source))

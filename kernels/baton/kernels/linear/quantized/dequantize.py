@@ -20,7 +20,6 @@ def _dequantize_kernel(
     stored_ptr,
     scale_ptr,  # [n / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [K] int32
     row_scale_ptr,  # [n] fp32
     bias_ptr,
     n,
@@ -48,7 +47,7 @@ def _dequantize_kernel(
     ks = start + tl.arange(0, BLOCK_K)
     stored = load_stored(stored_ptr, first, start, n, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
     tile, scale = tile_of(
-        stored, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
+        stored, scale_ptr, zero_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP, SCALE_ROWS,
         SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     out = finished(tile * scale, rows, row_scale_ptr, bias_ptr, n, ROW_SCALED, DIVIDES, False)
@@ -58,7 +57,7 @@ def _dequantize_kernel(
 
 
 def dequantize(weight: PackedWeight, k: int, dtype: torch.dtype) -> Tensor:
-    """Returns the weight [n, k] in a dtype."""
+    """Returns the weight [n, k] in a dtype, its columns as they are stored."""
     n, device = weight.num_rows, weight.stored.device
     out = torch.empty(n, k, dtype=dtype, device=device)
     _dequantize_kernel[(triton.cdiv(n, _BLOCK_N), triton.cdiv(k, _BLOCK_K))](

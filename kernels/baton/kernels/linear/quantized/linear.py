@@ -78,6 +78,8 @@ def _multiplied(
     kernel: LinearKernel, x: Tensor, weight: PackedWeight, workspace: Workspace | None, out: Tensor
 ) -> Tensor:
     """Fills out [m, n] by a kernel, and returns it."""
+    if weight.order is not None and kernel is not LinearKernel.VECTOR:
+        x = x.index_select(1, weight.order[0])
     match kernel:
         case LinearKernel.INVARIANT:
             return matrix_linear(x, weight, out, None, INVARIANT_TILING)

@@ -35,7 +35,6 @@ def _matrix_kernel(
     stored_ptr,
     scale_ptr,  # [n / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [K] int32
     row_scale_ptr,  # [n] fp32
     bias_ptr,  # [n]
     partial_ptr,  # [SPLITS, m, n] fp32
@@ -84,7 +83,7 @@ def _matrix_kernel(
         else:
             x = tl.load(col_ptr + start, mask=live & (start + ks < K)[:, None], other=0.0)
         acc = times(
-            acc, x, stored_ptr, scale_ptr, zero_ptr, groups_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            acc, x, stored_ptr, scale_ptr, zero_ptr, first, start, n, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
             SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     at = cols.to(tl.int64)[None, :] * n + rows[:, None]

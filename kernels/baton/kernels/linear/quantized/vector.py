@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 from baton.kernels.packed.four_bits import choose_four_bit_tiling, multiply_four_bits, reads_four_bits
 from baton.kernels.packed.launch import LANE_COLUMNS, constants, pointers, row_constants, row_pointers
-from baton.kernels.packed.unpack import finished, load_stored, sums_of
+from baton.kernels.packed.unpack import finished, load_stored, places_of, sums_of
 from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.routing import Gate
 
@@ -36,7 +36,7 @@ def _vector_kernel(
     stored_ptr,  # GATED: of 2 n rows, gates first
     scale_ptr,  # [n / SCALE_ROWS, NUM_GROUPS]
     zero_ptr,
-    groups_ptr,  # [K] int32
+    order_ptr,  # [K] int32
     row_scale_ptr,  # [n] fp32
     bias_ptr,  # [n]
     norm_ptr,  # [K]
@@ -59,6 +59,7 @@ def _vector_kernel(
     NORM: tl.constexpr,
     GATED: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    ORDERED: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -93,17 +94,18 @@ def _vector_kernel(
                 other_after = load_stored(
                     stored_ptr, n + first, start + BLOCK_K, num_rows, K, NUMBERS, BITS, BLOCK_N, BLOCK_K
                 )
-        x = tl.load(x_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+        at = places_of(order_ptr, start + ks, K, ORDERED)
+        x = tl.load(x_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
         if NORM:
             squares += x * x
-            x *= tl.load(norm_ptr + start + ks, mask=start + ks < K, other=0.0).to(tl.float32)
+            x *= tl.load(norm_ptr + at, mask=start + ks < K, other=0.0).to(tl.float32)
         acc += sums_of(
-            stored, x, scale_ptr, zero_ptr, groups_ptr, first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
+            stored, x, scale_ptr, zero_ptr, first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS, GROUP,
             SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
         )  # fmt: skip
         if GATED:
             up += sums_of(
-                other, x, scale_ptr, zero_ptr, groups_ptr, n + first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS,
+                other, x, scale_ptr, zero_ptr, n + first, start, num_rows, K, NUMBERS, BITS, NUM_GROUPS,
                 GROUP, SCALE_ROWS, SCALED, ZEROED, ZERO_PLUS, UNIT, BLOCK_N, BLOCK_K,
             )  # fmt: skip
         stored = after
@@ -149,6 +151,7 @@ def vector_linear(
         out,
         x,
         *pointers(weight, x),
+        x if weight.order is None else weight.order,
         *row_pointers(weight, x),
         x if norm is None else norm,
         x if residual is None else residual,
@@ -159,6 +162,7 @@ def vector_linear(
         NORM=norm is not None,
         GATED=gated,
         RESIDUAL=residual is not None,
+        ORDERED=weight.order is not None,
         BLOCK_N=tiling.block_n,
         BLOCK_K=tiling.block_k,
         OVERLAP=overlap,
@@ -173,8 +177,6 @@ def choose_vector_tiling(weight: PackedWeight, n: int, k: int, *, is_normed: boo
 
     A program computes the norm for all its rows: more of them read the token and the norm less often.
     """
-    if weight.numbers == "rows_of_words":
-        return VectorTiling(16, 512, 4)
     whole = int(triton.next_power_of_2(k))
     if weight.bits != 8:
         return (

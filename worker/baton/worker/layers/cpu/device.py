@@ -24,6 +24,7 @@ from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import Table, take
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
 from baton.worker.quantization.neighbours import Norm
@@ -78,9 +79,13 @@ class CpuDevice:
         """Returns the ops of a weight format of experts."""
         return method.on_cpu(self.kernels)
 
-    def embed(self, table: Tensor, step: CpuInputs) -> Tensor:
+    def taken(self, table: Table, ids: Tensor) -> Tensor:
+        """Returns rows of a table, [num_ids, columns]."""
+        return take(table, ids, self.dtype)
+
+    def embed(self, table: Table, step: CpuInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
-        return table.index_select(0, step.token_ids)
+        return self.taken(table, step.token_ids)
 
     def embed_positions(self, table: Tensor, step: CpuInputs) -> Tensor:
         """Returns the positions' rows of `table`."""

@@ -15,6 +15,7 @@ from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.layers.device import StateOps, StateTensors
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import Table
 
 
 class PagedDevice(CudaLinears):
@@ -35,9 +36,9 @@ class PagedDevice(CudaLinears):
         """Returns the step's token ids and positions."""
         return step.tokens.long(), step.positions.long()
 
-    def embed(self, table: Tensor, step: StepInputs) -> Tensor:
+    def embed(self, table: Table, step: StepInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
-        return functional.embedding(step.tokens, table)
+        return self.taken(table, step.tokens)
 
     def embed_positions(self, table: Tensor, step: StepInputs) -> Tensor:
         """Returns the positions' rows of `table`."""

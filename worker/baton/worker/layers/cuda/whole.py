@@ -20,6 +20,7 @@ from baton.worker.layers.relative import distance_buckets
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.layers.state_spec import StateSpec
+from baton.worker.layers.table import Table
 from baton.worker.quantization.neighbours import Norm
 
 
@@ -124,9 +125,9 @@ class WholeDevice(CudaLinears):
         """Returns the step's token ids and positions."""
         return step.tokens.long(), step.positions.long()
 
-    def embed(self, table: Tensor, step: WholeInputs) -> Tensor:
+    def embed(self, table: Table, step: WholeInputs) -> Tensor:
         """Returns the tokens' rows of `table`."""
-        return functional.embedding(step.tokens, table)
+        return self.taken(table, step.tokens)
 
     def embed_positions(self, table: Tensor, step: WholeInputs) -> Tensor:
         """Returns the positions' rows of `table`."""

@@ -1,22 +1,19 @@
-"""AWQ: 4 bits with a scale and a zero a group, packed along the output features."""
+"""AWQ: 4 bits with a scale and a zero a group, packed along the output features, and kept along the input features."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from baton.worker.quantization.formats import settings as read
 from baton.worker.quantization.formats.base import FormatOfLinears
 from baton.worker.quantization.formats.modules import Modules
-from baton.worker.quantization.quantized.grouped import Grouped, Packing, group_scales, packed_zeros
+from baton.worker.quantization.quantized.grouped import Packing, columns_packed, group_scales, packed_zeros
 from baton.worker.quantization.quantized.method import PackedMethod
-from baton.worker.quantization.quantized.tensors import StoredTensor
+from baton.worker.quantization.quantized.rows_of_words import RowsOfWords
 
 _BITS = 4
-_PER_WORD = 8
-_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # a word's integers are rows 0, 2, 4, 6, 1, 3, 5, 7
+_WEIGHT = ".qweight"
 
 
 class Awq(FormatOfLinears):
@@ -30,16 +27,16 @@ class Awq(FormatOfLinears):
         key = "q_group_size" if settings.get("q_group_size") is not None else "group_size"
         group = read.group_size(settings, key, default=128)
         self._left_out = Modules(read.names(settings, "modules_to_not_convert"))
-        self._method = Grouped(
+        self._method = RowsOfWords(
             Packing(
                 "awq",
                 _BITS,
                 group,
-                StoredTensor("weight", ".qweight", torch.int32, rows=_PER_WORD, transposed=True),
+                columns_packed(_WEIGHT, _BITS),
                 group_scales(".scales", group, transposed=True),
                 packed_zeros(".qzeros", _BITS, group, transposed=True),
-                order=_ORDER,
-            )
+            ),
+            _WEIGHT,
         )
 
     def packed(self, name: str) -> PackedMethod | None:

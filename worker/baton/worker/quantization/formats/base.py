@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from baton.rpc.errors import InvalidRequest
-from baton.worker.quantization.base import LinearShape, QuantMethod
+from baton.worker.quantization.base import LinearShape, QuantMethod, TableMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
 from baton.worker.quantization.quantized.experts import PackedExperts, linears_of
 from baton.worker.quantization.quantized.method import PackedMethod
@@ -20,6 +20,7 @@ class FormatOfLinears(WeightFormat):
 
     covers_experts = True
     covers_heads = False
+    covers_tables = False
 
     @abstractmethod
     def packed(self, name: str) -> PackedMethod | None:
@@ -34,6 +35,14 @@ class FormatOfLinears(WeightFormat):
         if all(method is first for method in methods) and (first is None or first.joins(shape)):
             return first or UNQUANTIZED
         return PerPart([method or UNQUANTIZED for method in methods])
+
+    def table_method_of(self, shape: LinearShape) -> TableMethod | None:
+        """Returns the method of an embedding that the format covers and does not leave out."""
+        return self.packed_table(shape.parts[0].name) if self.covers_tables else None
+
+    def packed_table(self, name: str) -> PackedMethod | None:
+        """Returns how the embedding of this name is stored; None: it is left out."""
+        return self.packed(name)
 
     def experts_method_of(self, shape: ExpertsShape) -> ExpertsMethod:
         """Returns one method for all experts. Raises InvalidRequest for experts that differ, or are laid out
@@ -52,7 +61,14 @@ class FormatOfLinears(WeightFormat):
         if any(way != ways[0] for way in ways):
             raise _uneven(shape)
         linears = linears_of(shape, 0)
-        return PackedExperts(self.method_of(linears[GATE_UP]), self.method_of(linears[DOWN]))
+        return PackedExperts(self.gates_method_of(linears[GATE_UP]), self.method_of(linears[DOWN]))
+
+    def gates_method_of(self, shape: LinearShape) -> QuantMethod:
+        """As `method_of`, for gates and ups of experts, whose kernels read more."""
+        first, *others = (self.packed(part.name) for part in shape.parts)
+        if first is not None and all(method is first for method in others) and first.joins_gates(shape):
+            return first
+        return self.method_of(shape)
 
     def _ways(self, shape: ExpertsShape, expert: int) -> list[PackedMethod | None]:
         return [self.packed(part.name) for linear in linears_of(shape, expert).values() for part in linear.parts]

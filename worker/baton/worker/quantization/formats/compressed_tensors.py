@@ -18,15 +18,15 @@ from baton.worker.quantization.quantized.fp4 import MX_GROUP, NV_GROUP, MxFp4, N
 from baton.worker.quantization.quantized.grouped import (
     Grouped,
     Packing,
-    column_groups,
     columns_packed,
     group_scales,
     packed_zeros,
 )
 from baton.worker.quantization.quantized.method import PackedMethod
+from baton.worker.quantization.quantized.ordered import Ordered
 from baton.worker.quantization.quantized.scaled import FP8, Scaled
 
-_ANY_LINEAR = "Linear"
+_ANY_LINEAR, _ANY_TABLE = "Linear", "Embedding"
 _STRATEGIES = ("tensor", "channel", "group", "block")
 _PACKED, _SCALE, _ZERO = ".weight_packed", ".weight_scale", ".weight_zero_point"
 
@@ -37,13 +37,14 @@ class _Group:
 
     targets: Modules
     any_linear: bool
+    any_table: bool
     method: PackedMethod | None
 
 
 class CompressedTensors(FormatOfLinears):
     """`NAME.weight` or `NAME.weight_packed`, `NAME.weight_scale`, and what else the scheme of its group has."""
 
-    covers_heads = True
+    covers_heads = covers_tables = True
     unused = (
         ".input_scale",
         ".input_zero_point",
@@ -73,6 +74,11 @@ class CompressedTensors(FormatOfLinears):
                 return group.method
         return next((group.method for group in self._groups if group.any_linear), None)
 
+    def packed_table(self, name: str) -> PackedMethod | None:
+        if self._left_out.has(name):
+            return None
+        return next((group.method for group in self._groups if group.any_table or group.targets.has(name)), None)
+
 
 def _group(name: str, groups: Mapping[str, Any], format_name: str) -> _Group:
     group = read.inner(groups, name) or {}
@@ -82,7 +88,8 @@ def _group(name: str, groups: Mapping[str, Any], format_name: str) -> _Group:
         method = None if weights is None else _method(weights, str(group.get("format") or format_name))
     except ValueError as error:
         raise ValueError(f"config_groups: {name}: {error}") from error
-    return _Group(Modules([one for one in targets if one != _ANY_LINEAR]), _ANY_LINEAR in targets, method)
+    named = Modules([one for one in targets if one not in (_ANY_LINEAR, _ANY_TABLE)])
+    return _Group(named, _ANY_LINEAR in targets, _ANY_TABLE in targets, method)
 
 
 def _method(weights: Mapping[str, Any], format_name: str) -> PackedMethod:
@@ -112,17 +119,8 @@ def _packed_integers(weights: Mapping[str, Any]) -> PackedMethod:
     group = read.group_size(weights) if strategy == "group" else 0
     order = read.choice(weights, "actorder", ("group", "dynamic", "weight", "static", "none"), "none")
     zero = None if read.flag(weights, "symmetric", default=True) else packed_zeros(_ZERO, bits, group)
-    return Grouped(
-        Packing(
-            "packed integers",
-            bits,
-            group,
-            columns_packed(_PACKED, bits),
-            group_scales(_SCALE, group),
-            zero,
-            groups=column_groups(".weight_g_idx") if order in ("group", "dynamic") else None,
-        )
-    )
+    packing = Packing("packed integers", bits, group, columns_packed(_PACKED, bits), group_scales(_SCALE, group), zero)
+    return Ordered(packing, ".weight_g_idx") if order in ("group", "dynamic") else Grouped(packing)
 
 
 def _fp4(weights: Mapping[str, Any], group: int, method: PackedMethod) -> PackedMethod:

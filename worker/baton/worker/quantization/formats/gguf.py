@@ -22,7 +22,7 @@ class Gguf(FormatOfLinears):
     With `planes`, values are kept apart from their scales, as the GPU's kernels read them.
     """
 
-    covers_heads = True
+    covers_heads = covers_tables = True
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         types = read.inner(settings, "tensors")

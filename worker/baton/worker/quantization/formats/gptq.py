@@ -12,21 +12,22 @@ from baton.worker.quantization.formats.modules import Modules
 from baton.worker.quantization.quantized.grouped import (
     Grouped,
     Packing,
-    column_groups,
     columns_packed,
     group_scales,
     packed_zeros,
 )
 from baton.worker.quantization.quantized.method import PackedMethod
+from baton.worker.quantization.quantized.ordered import Ordered
 
 _BITS = (2, 4, 8)
+_GROUPS = ".g_idx"
 
 
 class Gptq(FormatOfLinears):
     """`NAME.qweight` [in / per word, out], `NAME.qzeros` [groups, out / per word], `NAME.scales` [groups, out] and,
     with desc_act, `NAME.g_idx` [in]. Zeros of the first version are stored less 1."""
 
-    unused = (".g_idx",)  # without desc_act
+    unused = (_GROUPS,)  # without desc_act
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         read.flag(settings, "sym", default=True)
@@ -56,18 +57,16 @@ class Gptq(FormatOfLinears):
         ordered = read.flag(settings, "desc_act", default=False) and group > 0
         key = (bits, group, ordered)
         if key not in self._made:
-            self._made[key] = Grouped(
-                Packing(
-                    "gptq",
-                    bits,
-                    group,
-                    columns_packed(".qweight", bits, transposed=True),
-                    group_scales(".scales", group, transposed=True),
-                    packed_zeros(".qzeros", bits, group, transposed=True),
-                    self._zero_plus,
-                    column_groups(".g_idx") if ordered else None,
-                )
+            packing = Packing(
+                "gptq",
+                bits,
+                group,
+                columns_packed(".qweight", bits, transposed=True),
+                group_scales(".scales", group, transposed=True),
+                packed_zeros(".qzeros", bits, group, transposed=True),
+                self._zero_plus,
             )
+            self._made[key] = Ordered(packing, _GROUPS) if ordered else Grouped(packing)
         return self._made[key]
 
 

@@ -28,7 +28,7 @@ _ROWS = (
     FormatRow("awq", "awq", "4 bits, packed along output features (gemm)", _ALL),
     FormatRow("gptq", "gptq", "2, 4 or 8 bits, also in the order of activations; both versions of zeros", _ALL),
     FormatRow("mxfp4", "mxfp4", "experts of gpt-oss", _ALL),
-    FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8"),
+    FormatRow("bitsandbytes", "bitsandbytes", "NF4 and FP4, also with nested scales; int8", _ALL),
     FormatRow("gguf", "gguf", "GGUF files: Q4_0 to Q8_0 and k-quants; other types are dequantized at load", _ALL),
     FormatRow("modelopt", "modelopt", "FP8 with a scale a tensor; NVFP4", _ALL),
     FormatRow("fbgemm_fp8", "fbgemm_fp8", "FP8 e4m3, a scale a row (Meta)", _ALL),

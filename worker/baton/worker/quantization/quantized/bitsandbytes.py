@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from baton.kernels.packed.weight import Numbers, PackedWeight
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import Finish, LinearShape, Params, Source
 from baton.worker.quantization.quantized.fp4 import pairs_of, scaled_pairs
@@ -54,7 +55,8 @@ class FourBits(PackedMethod):
                 StoredTensor("scale", ".weight.absmax", torch.float32, columns=BLOCK),
             ],
         )
-        self._pairs = pairs_of(TABLES[kind], high_first=True)
+        self._numbers: Numbers = "nf4" if kind == "nf4" else "fp4"
+        self._pairs = pairs_of(TABLES[kind])
         self._nested = nested
         self.state_ending = f".weight.quant_state.bitsandbytes__{kind}"
 
@@ -66,8 +68,13 @@ class FourBits(PackedMethod):
     def dequantized(self, params: Params, rows: slice) -> Tensor:
         return scaled_pairs(params["weight"][rows], self._pairs, params["scale"][rows])
 
+    def packed_weight(self, params: Params) -> PackedWeight:
+        weight, bias = params["weight"], params.get("bias")
+        return PackedWeight(self._numbers, weight, len(weight), 4, params["scale"], group=BLOCK, bias=bias)
+
     def load(self, params: Params, shape: LinearShape, source: Source) -> Finish:
-        """Fills the rows of each part, whose tensors are flat in the checkpoint."""
+        """Fills the rows of each part, whose tensors are flat in the checkpoint, and whose bytes have the first of two
+        numbers in the high half."""
         staged = []
         for part, rows in parts_of(shape):
             weight, scale = params["weight"][rows], params["scale"][rows]
@@ -78,7 +85,7 @@ class FourBits(PackedMethod):
             for ending, one in beside.items():
                 source(part.name + ending, (one.numel(),), one)
             staged.append((part.name, scale, beside))
-        return partial(self._complete, staged)
+        return partial(self._complete, params["weight"], staged)
 
     def _beside(self, scale: Tensor) -> dict[str, Tensor]:
         """Returns what is read besides the weight, by the ending of its name."""
@@ -92,7 +99,8 @@ class FourBits(PackedMethod):
             ".weight.nested_quant_map": empty(256),
         }
 
-    def _complete(self, staged: list[tuple[str, Tensor, dict[str, Tensor]]]) -> None:
+    def _complete(self, weight: Tensor, staged: list[tuple[str, Tensor, dict[str, Tensor]]]) -> None:
+        weight.copy_(weight >> 4 | weight << 4)
         while staged:
             name, scale, beside = staged.pop()
             if self._nested:

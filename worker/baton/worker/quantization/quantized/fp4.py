@@ -22,10 +22,9 @@ _NO_EXPONENT = 255  # NaN
 _POWERS = torch.ldexp(torch.ones(256), torch.arange(256) - 127)
 
 
-def pairs_of(values: Sequence[float], *, high_first: bool = False) -> Tensor:
-    """Returns the two numbers of each byte, [256, 2]. The low half comes first unless `high_first`."""
-    low, high = ([values[byte & 15] for byte in range(256)], [values[byte >> 4] for byte in range(256)])
-    return torch.tensor([high, low] if high_first else [low, high]).t().contiguous()
+def pairs_of(values: Sequence[float]) -> Tensor:
+    """Returns the two numbers of each byte, [256, 2]. The low half comes first."""
+    return torch.tensor([[values[byte & 15], values[byte >> 4]] for byte in range(256)])
 
 
 _PAIRS = pairs_of(E2M1)

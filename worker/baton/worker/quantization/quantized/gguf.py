@@ -35,6 +35,11 @@ class GgufBlocks(PackedMethod):
                 source(f"{part.name}.bias", (part.rows,), params["bias"][rows])
         return partial(self._finish, params, shape)
 
+    def complete(self, params: Params, shape: LinearShape) -> None:
+        """Raises InvalidRequest for scales that are not finite."""
+        for part, rows in parts_of(shape):
+            self._kind.check(params["weight"][rows], f"{part.name}.weight")
+
     def on_bfloat16(self, kernels: Kernels) -> LinearOps:
         """Returns ops of a kernel for 4 bits, if blocks can be read so."""
         has_kernel = self._kind.bits == INT4_BITS and self._kind.group >= INT4_LEAST_GROUP

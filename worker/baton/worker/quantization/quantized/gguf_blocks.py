@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.rpc.errors import InvalidRequest
+
 
 class Split(NamedTuple):
     """What n blocks hold: w = (stored - middle) * scale + least, of the type's `middle`."""
@@ -27,6 +29,7 @@ class BlockType:
     split: Callable[[Tensor], Split]
     bits: int  # of a value, when values are packed apart from the scales: 2, 4 or 8
     group: int  # values of a scale
+    halves: tuple[int, ...]  # the bytes at which float16 begin
     middle: int = 0
     has_least: bool = False
 
@@ -47,6 +50,20 @@ class BlockType:
             grouped += least.unsqueeze(2)
         found: Tensor = grouped.flatten(1)
         return found
+
+    def check(self, rows: Tensor, name: str) -> None:
+        """Raises InvalidRequest for rows of blocks [num_rows, num_bytes], of the tensor of a name, whose scales are not
+        finite."""
+        blocks = rows.view(-1, self.num_bytes)
+        for at in self.halves:
+            wrong = ~torch.isfinite(_half(blocks, at)).flatten()
+            if count := int(wrong.sum()):
+                first = int(wrong.nonzero()[0]) // (len(blocks) // len(rows))
+                raise InvalidRequest(
+                    f"{name} holds {count} blocks whose scales are not finite, the first in row {first}: the file is "
+                    "damaged; download it again",
+                    field="model",
+                )
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
@@ -133,14 +150,14 @@ def _q6_k(blocks: Tensor) -> Split:
 
 
 BLOCK_TYPES: Mapping[str, BlockType] = {
-    "Q4_0": BlockType(32, 18, _q4_0, 4, 32, middle=8),
-    "Q4_1": BlockType(32, 20, _q4_1, 4, 32, has_least=True),
-    "Q5_0": BlockType(32, 22, _q5_0, 8, 32, middle=16),
-    "Q5_1": BlockType(32, 24, _q5_1, 8, 32, has_least=True),
-    "Q8_0": BlockType(32, 34, _q8_0, 8, 32),
-    "Q2_K": BlockType(256, 84, _q2_k, 2, 16, has_least=True),
-    "Q3_K": BlockType(256, 110, _q3_k, 4, 16, middle=4),
-    "Q4_K": BlockType(256, 144, _q4_k, 4, 32, has_least=True),
-    "Q5_K": BlockType(256, 176, _q5_k, 8, 32, has_least=True),
-    "Q6_K": BlockType(256, 210, _q6_k, 8, 16, middle=32),
+    "Q4_0": BlockType(32, 18, _q4_0, 4, 32, (0,), middle=8),
+    "Q4_1": BlockType(32, 20, _q4_1, 4, 32, (0, 2), has_least=True),
+    "Q5_0": BlockType(32, 22, _q5_0, 8, 32, (0,), middle=16),
+    "Q5_1": BlockType(32, 24, _q5_1, 8, 32, (0, 2), has_least=True),
+    "Q8_0": BlockType(32, 34, _q8_0, 8, 32, (0,)),
+    "Q2_K": BlockType(256, 84, _q2_k, 2, 16, (80, 82), has_least=True),
+    "Q3_K": BlockType(256, 110, _q3_k, 4, 16, (108,), middle=4),
+    "Q4_K": BlockType(256, 144, _q4_k, 4, 32, (0, 2), has_least=True),
+    "Q5_K": BlockType(256, 176, _q5_k, 8, 32, (0, 2), has_least=True),
+    "Q6_K": BlockType(256, 210, _q6_k, 8, 16, (208,), middle=32),
 }

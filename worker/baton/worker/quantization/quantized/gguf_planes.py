@@ -15,7 +15,7 @@ from baton.kernels.packed.weight import PackedWeight
 from baton.worker.quantization.base import Finish, LinearShape, Params, Source
 from baton.worker.quantization.quantized.gguf_blocks import BlockType
 from baton.worker.quantization.quantized.method import PackedMethod, parts_of
-from baton.worker.quantization.quantized.tensors import StoredTensor, check_finite
+from baton.worker.quantization.quantized.tensors import StoredTensor
 
 _WORD = 32  # bits
 _BYTE = 8
@@ -61,13 +61,13 @@ class GgufPlanes(PackedMethod):
     def _complete(self, params: Params, staged: list[tuple[str, slice, Tensor]]) -> None:
         while staged:
             name, rows, blocks = staged.pop()
+            self._kind.check(blocks, f"{name}.weight")
             for start in range(0, len(blocks), _ROWS_AT_ONCE):
                 some = blocks[start : start + _ROWS_AT_ONCE]
                 into = slice(rows.start + start, rows.start + start + len(some))
                 for param, values in self._planes(some)._asdict().items():
                     if values is not None:
                         params["weight" if param == "stored" else param][into] = values
-            check_finite(params["scale"][rows], f"{name}.weight")
 
     def _planes(self, rows: Tensor) -> Planes:
         """Returns the planes of rows of blocks."""

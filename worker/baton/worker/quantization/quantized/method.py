@@ -56,6 +56,10 @@ class PackedMethod(ABC):
         starts = [sum(part.rows for part in shape.parts[:index]) for index in range(len(shape.parts))]
         return all(start % one.rows == 0 for start in starts for one in self._tensors)
 
+    def joins_gates(self, shape: LinearShape) -> bool:
+        """As `joins`, for the gates and ups of experts."""
+        return self.joins(shape)
+
     def out_features(self, params: Params) -> int:
         """Returns the rows of the weight."""
         return len(params[self._tensors[0].param]) * self._tensors[0].rows
@@ -89,6 +93,22 @@ class PackedMethod(ABC):
         total = self.out_features(params)
         for start in range(0, total, step):
             yield slice(start, min(start + step, total))
+
+    def taken(self, params: Params, ids: Tensor) -> Tensor:
+        """Returns rows of the weight, [num_ids, in_features] fp32 on the CPU. Dequantizes whole units."""
+        units = ids // self._unit
+        own = {name: self._units_of(params, name, units).cpu() for name in params if name != "bias"}
+        found = self.dequantized(own, slice(0, len(ids) * self._unit))
+        return found.view(len(ids), self._unit, -1)[torch.arange(len(ids)), ids % self._unit]
+
+    def _units_of(self, params: Params, name: str, units: Tensor) -> Tensor:
+        """Returns a tensor's rows of some units, one unit after another; all of what no rows have of their own."""
+        one = next((each for each in self._tensors if each.param == name), None)
+        rows = 0 if one is None else self._unit // one.rows
+        if not rows:
+            return params[name]
+        at = (units[:, None] * rows + torch.arange(rows)).clamp_(max=len(params[name]) - 1).flatten()
+        return params[name][at.to(params[name].device)]
 
     def on_cpu(self, kernels: Kernels) -> LinearOps:
         """Returns ops that dequantize a block of rows at a time."""

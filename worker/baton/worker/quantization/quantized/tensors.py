@@ -35,14 +35,12 @@ class StoredTensor:
 
 
 def fill_dummy(into: Tensor, generator: torch.Generator) -> None:
-    """Fills a packed tensor with random values. Vectors of integers, which name groups, become 0."""
+    """Fills a packed tensor with random values. Vectors of integers, which name groups, stay as they are."""
     if into.is_floating_point():
         into.copy_(torch.empty(into.shape, device=into.device).normal_(generator=generator))
     elif min(into.shape) > 1:
         limits = torch.iinfo(into.dtype)
         into.random_(limits.min, limits.max, generator=generator)
-    else:
-        into.zero_()
 
 
 def check_finite(values: Tensor, name: str) -> None:

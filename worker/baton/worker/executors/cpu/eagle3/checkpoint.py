@@ -11,6 +11,7 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.table import Table, columns_of
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading_rope import read_rope
@@ -68,11 +69,11 @@ class Eagle3Head:
 
     config: Eagle3Config
     weights: dict[str, Tensor]  # by name, in the model's dtype
-    embed: Tensor  # [vocab_size, hidden_size], its own or the model's
+    embed: Table  # [vocab_size, hidden_size], its own or the model's
     token_ids: Tensor  # [draft_vocab_size] int64: the model's token of each of the head's
 
 
-def load_eagle3(folder: Path, model: ModelConfig, embed: Tensor, dtype: torch.dtype) -> Eagle3Head:
+def load_eagle3(folder: Path, model: ModelConfig, embed: Table, dtype: torch.dtype) -> Eagle3Head:
     """Reads a head for a model with these embeddings. Raises InvalidRequest with the first thing that does not fit."""
     try:
         config = read_eagle3_config(read_folder(folder), model)
@@ -126,7 +127,7 @@ def _read_layers(fields: Fields, model: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _load(tensors: Tensors, config: Eagle3Config, model: ModelConfig, embed: Tensor, dtype: torch.dtype) -> Eagle3Head:
+def _load(tensors: Tensors, config: Eagle3Config, model: ModelConfig, embed: Table, dtype: torch.dtype) -> Eagle3Head:
     shapes = config.shapes(model)
     own_embed = "embed_tokens.weight" in tensors
     known = {*shapes, *_UNUSED, "d2t", "embed_tokens.weight"}
@@ -135,10 +136,10 @@ def _load(tensors: Tensors, config: Eagle3Config, model: ModelConfig, embed: Ten
             f"{_FIELD}: {tensors.source} has the tensor {unknown[0]}, which heads of {ARCHITECTURES[0]} do not have",
             field=_FIELD,
         )
-    if not own_embed and embed.shape[1] != config.hidden_size:
+    if not own_embed and columns_of(embed) != config.hidden_size:
         raise _misfit(
             str(tensors.source),
-            f"hidden_size is {config.hidden_size}, the model's {embed.shape[1]}, and it has no embed_tokens.weight",
+            f"hidden_size is {config.hidden_size}, the model's {columns_of(embed)}, and it has no embed_tokens.weight",
         )
     weights = {name: tensors.tensor(name, shape).to(dtype) for name, shape in shapes.items()}
     if own_embed:

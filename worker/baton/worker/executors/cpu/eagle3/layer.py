@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from baton.worker.executors.cpu.eagle3.checkpoint import Eagle3Head
 from baton.worker.layers.rope import cos_sin_table
+from baton.worker.layers.table import take
 
 _LEAST = 64  # tokens that a row's memory begins with
 
@@ -71,7 +72,7 @@ class Eagle3Layer:
     def forward(self, hidden: Tensor, token_ids: Tensor, pieces: Sequence[Piece]) -> Tensor:
         """Returns r [num_tokens, hidden_size]; `token_ids` are those behind the tokens of `hidden`."""
         weights, config = self._head.weights, self._config
-        embedded = self._norm(self._head.embed.index_select(0, token_ids), "midlayer.input_layernorm.weight")
+        embedded = self._norm(take(self._head.embed, token_ids, self.dtype), "midlayer.input_layernorm.weight")
         normed = self._norm(hidden, "midlayer.hidden_norm.weight")
         x = torch.cat((embedded, normed), dim=1)
         q, k, v = (
