@@ -53,6 +53,18 @@ def test_one_token_has_its_norm_gate_and_residual_in_the_launches_of_its_linears
     assert relative_error(into.residual, summed) <= BOUNDS[FP32]
 
 
+def test_parts_in_orders_of_their_own_have_the_norm_of_one_token_in_their_launches() -> None:
+    linear = packed_linear("gptq-order", (64, 32, 32), COLUMNS, FP32, "cpu")
+    ops = linear.method.on_cuda(Kernels(), CPU, batch_invariant=False)  # type: ignore[arg-type]
+    norm, x = Norm(torch.randn(COLUMNS), EPS), torch.randn(1, COLUMNS)
+    expected = normed(x, norm) @ linear.weight.double().t() + linear.bias.double()
+    found = ops.project(linear.params, Stream(x, fuse_norms=True), norm)
+    assert relative_error(found, expected) <= BOUNDS[FP32]
+    many = torch.randn(5, COLUMNS)
+    expected = many.double() @ linear.weight.double().t() + linear.bias.double()
+    assert relative_error(ops.project(linear.params, Stream(many, fuse_norms=True), None), expected) <= BOUNDS[FP32]
+
+
 @pytest.mark.parametrize("name", ["compressed-fp8-channel", "fp8-blocks-across-parts"])
 @pytest.mark.parametrize("num_tokens", [40, 130])
 def test_tokens_that_are_rounded_have_their_norm_and_its_rounding_in_one_launch(name: str, num_tokens: int) -> None:
