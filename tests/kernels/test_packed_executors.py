@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 from support.engine.interpreted_card import use_interpreted_card
+from support.engine.packed import bitsandbytes
 from support.engine.packed import models as packed_models
 from support.engine.packed.cells import rounded
 from support.engine.packed.models import FORMATS, change_config, write, write_gpt_oss
@@ -37,7 +38,7 @@ def config(folder: Path) -> WorkerConfig:
 
 
 # The parts of the fused linears of the first share a matrix, those of the second are kept apart.
-@pytest.mark.parametrize("name", ["awq", "fp8-blocks-across-parts"])
+@pytest.mark.parametrize("name", ["awq", "fp8-blocks-across-parts", "gptq-order"])
 def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
     oracle = write(tmp_path, packed_models.dense(), FORMATS[name])
     executor = start_cuda_executor(config(tmp_path))
@@ -46,6 +47,14 @@ def test_a_packed_model_has_the_tokens_of_its_dequantized_weights(name: str, tmp
     harness.run(COUNT, chunk=8)
     assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
     assert "unquantized" not in executor.facts.weight_format
+
+
+def test_a_model_of_bitsandbytes_has_the_tokens_of_its_dequantized_weights(tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.wide(), bitsandbytes.FORMATS["bitsandbytes-nf4"])
+    harness = StepHarness(start_cuda_executor(config(tmp_path)))
+    running = harness.admit(PROMPT)
+    harness.run(COUNT, chunk=8)
+    assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
 
 
 def test_a_gguf_file_has_the_tokens_of_its_dequantized_weights(tmp_path: Path) -> None:
@@ -70,8 +79,9 @@ def test_a_packed_head_has_the_tokens_of_its_dequantized_weights(
     assert running.output[:COUNT] == generate_greedily(oracle, PROMPT, COUNT)
 
 
-def test_packed_experts_have_the_tokens_of_their_dequantized_weights(tmp_path: Path) -> None:
-    oracle = write(tmp_path, packed_models.with_experts(), FORMATS["fp8-blocks"])
+@pytest.mark.parametrize("name", ["fp8-blocks", "gptq-order"])
+def test_packed_experts_have_the_tokens_of_their_dequantized_weights(name: str, tmp_path: Path) -> None:
+    oracle = write(tmp_path, packed_models.with_experts(), FORMATS[name])
     harness = StepHarness(start_cuda_executor(config(tmp_path)))
     running = harness.admit(PROMPT)
     harness.run(COUNT, chunk=8)
@@ -95,6 +105,6 @@ def test_a_start_refuses_sums_of_experts_that_are_wrong(tmp_path: Path, monkeypa
 
 
 def test_experts_whose_gates_and_ups_share_no_matrix_are_refused_by_name(tmp_path: Path) -> None:
-    write(tmp_path, packed_models.with_experts(), FORMATS["gptq-order"])
-    with pytest.raises(Unsupported, match=r"no kernels for experts in gptq, 4 bits, .* whose gates and ups share no"):
+    write(tmp_path, packed_models.with_experts(), FORMATS["fp8-blocks-across-parts"])
+    with pytest.raises(Unsupported, match=r"no kernels for experts in fp8_e4m3 .* whose gates and ups share no"):
         start_cuda_executor(config(tmp_path))
