@@ -125,8 +125,8 @@ dashboards: $(VENV)/.installed-dev ## Write deploy/grafana/dashboards
 test-context: $(VENV)/.installed-dev ## Ask the sample model for a name from 32 k tokens ago, on the CPU
 	@$(BIN)/python -m pytest -n 0 -m long tests/worker/executors/cpu/test_sample_context.py
 
-test-speculation: $(VENV)/.installed-dev ## Compare 10,000 requests of mixed parameters with and without speculation, on the CPU
-	@$(BIN)/python -m pytest -n 0 -m long --log-cli-level=INFO tests/worker/speculation
+test-speculation: $(VENV)/.installed-dev ## Compare 10,000 requests of mixed parameters with and without speculation, on two cores
+	@$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -m long tests/worker/speculation
 
 test-gpu: $(VENV)/.installed-dev ## Run the tests that need an NVIDIA GPU
 	@$(BIN)/python -c 'import torch; assert torch.cuda.is_available(), "make test-gpu needs an NVIDIA GPU and a torch that sees it"'

@@ -13,22 +13,22 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, DRAFT_VOCAB = 256, 4, 2, 64, 1000
+HEADS, KV_HEADS, DRAFT_VOCAB = 4, 2, 1000
 THETA = 10_000.0
 
 
-def write_head(folder: Path, vocab_size: int, changes: Mapping[str, Any] | None = None) -> None:
-    """Writes a head for a model of 256 values a token."""
+def write_head(folder: Path, vocab_size: int, changes: Mapping[str, Any] | None = None, *, hidden: int = 256) -> None:
+    """Writes a head for a model of `hidden` values a token."""
     folder.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
-        "hidden_size": HIDDEN,
-        "intermediate_size": 320,
+        "hidden_size": hidden,
+        "intermediate_size": 5 * hidden // 4,
         "num_hidden_layers": 1,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
+        "head_dim": hidden // HEADS,
         "rms_norm_eps": 1e-5,
         "rope_theta": THETA,
         "max_position_embeddings": 2048,
@@ -36,27 +36,27 @@ def write_head(folder: Path, vocab_size: int, changes: Mapping[str, Any] | None 
         "draft_vocab_size": DRAFT_VOCAB,
     }
     (folder / "config.json").write_text(json.dumps(config | dict(changes or {})))
-    save_file(random_tensors(vocab_size), folder / "model.safetensors")
+    save_file(random_tensors(vocab_size, hidden), folder / "model.safetensors")
 
 
-def random_tensors(vocab_size: int) -> dict[str, Tensor]:
+def random_tensors(vocab_size: int, hidden: int) -> dict[str, Tensor]:
     """Returns the tensors of a head."""
     generator = torch.Generator().manual_seed(5)
-    query, kv = HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM
+    query, kv, inner = hidden, hidden * KV_HEADS // HEADS, 5 * hidden // 4
     shapes = {
-        "fc.weight": (HIDDEN, 3 * HIDDEN),
-        "midlayer.self_attn.q_proj.weight": (query, 2 * HIDDEN),
-        "midlayer.self_attn.k_proj.weight": (kv, 2 * HIDDEN),
-        "midlayer.self_attn.v_proj.weight": (kv, 2 * HIDDEN),
-        "midlayer.self_attn.o_proj.weight": (HIDDEN, query),
-        "midlayer.mlp.gate_proj.weight": (320, HIDDEN),
-        "midlayer.mlp.up_proj.weight": (320, HIDDEN),
-        "midlayer.mlp.down_proj.weight": (HIDDEN, 320),
-        "lm_head.weight": (DRAFT_VOCAB, HIDDEN),
+        "fc.weight": (hidden, 3 * hidden),
+        "midlayer.self_attn.q_proj.weight": (query, 2 * hidden),
+        "midlayer.self_attn.k_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.v_proj.weight": (kv, 2 * hidden),
+        "midlayer.self_attn.o_proj.weight": (hidden, query),
+        "midlayer.mlp.gate_proj.weight": (inner, hidden),
+        "midlayer.mlp.up_proj.weight": (inner, hidden),
+        "midlayer.mlp.down_proj.weight": (hidden, inner),
+        "lm_head.weight": (DRAFT_VOCAB, hidden),
     }
     tensors = {name: torch.randn(shape, generator=generator) * 0.08 for name, shape in shapes.items()}
     norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
-    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(HIDDEN, generator=generator) for name in norms}
+    tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden, generator=generator) for name in norms}
     mapped = torch.randperm(vocab_size, generator=generator)[:DRAFT_VOCAB].sort().values
     has = torch.zeros(vocab_size, dtype=torch.bool)
     has[mapped] = True
@@ -73,6 +73,7 @@ class PlainHead:
         self._model = model
         self._layers = layers
         self._residual_is_normed = residual_is_normed
+        self._head_dim = self._weights["norm.weight"].shape[0] // HEADS
 
     def guess(self, text: Sequence[int], most: int, first: int = 0) -> list[int]:
         """Returns the most likely tokens behind a text. It sees the hidden states from position `first` on."""
@@ -93,12 +94,13 @@ class PlainHead:
         normed = self._norm(hidden, "midlayer.hidden_norm")
         x = torch.cat((embedded, normed), dim=1)
         q, k, v = (
-            self._linear(x, f"self_attn.{name}_proj").view(len(x), -1, HEAD_DIM).transpose(0, 1) for name in "qkv"
+            self._linear(x, f"self_attn.{name}_proj").view(len(x), -1, self._head_dim).transpose(0, 1) for name in "qkv"
         )
-        angles = torch.arange(first, first + len(x))[:, None] / THETA ** (torch.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        rates = THETA ** -(torch.arange(0, self._head_dim, 2) / self._head_dim)
+        angles = torch.arange(first, first + len(x))[:, None] * rates
         q, k = (one * angles.cos().repeat(1, 2) + _turned(one) * angles.sin().repeat(1, 2) for one in (q, k))
         k, v = (one.repeat_interleave(HEADS // KV_HEADS, dim=0) for one in (k, v))
-        scores = (q @ k.transpose(1, 2)) * HEAD_DIM**-0.5
+        scores = (q @ k.transpose(1, 2)) * self._head_dim**-0.5
         scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), float("-inf"))
         attended = (scores.softmax(-1) @ v).transpose(0, 1).flatten(1)
         residual = (normed if self._residual_is_normed else hidden) + self._linear(attended, "self_attn.o_proj")

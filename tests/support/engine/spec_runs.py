@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections import deque
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.worker.config import WorkerConfig
 from baton.worker.core import (
+    Constraint,
+    ConstraintForm,
     FinishReason,
     ReasoningLimit,
     Request,
@@ -25,6 +28,7 @@ from baton.worker.core import (
 )
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
+from baton.worker.sampling.grammar.grammars import Grammars
 from baton.worker.scheduling.settings import EngineSettings
 
 _log = logging.getLogger(__name__)
@@ -37,6 +41,12 @@ _MOST_STEPS = 1_000_000
 STORY = (
     "Once upon a time, there was a little boat. The little boat was red. Tom saw the little boat and said, "
     '"What a nice little boat!" Tom and the little boat went down the river. The little boat was happy. '
+)
+
+CONSTRAINTS = (
+    Constraint(ConstraintForm.REGEX, "(little |red |boat ){3,12}"),
+    Constraint(ConstraintForm.CHOICES, choices=("the little boat was red", "the little boat was happy")),
+    Constraint(ConstraintForm.JSON_SCHEMA, json.dumps({"type": "array", "items": {"enum": ["boat", "river"]}})),
 )
 
 
@@ -78,9 +88,22 @@ def make_executor(
     return CpuExecutor(config, plugins)
 
 
-def make_engine(executor: CpuExecutor, budget: int = 512) -> Engine:
+def always(executor: CpuExecutor) -> CpuExecutor:
+    """Has all drafts verified, whatever they cost."""
+    speculator = executor._drafts._speculator
+    assert speculator is not None
+    speculator.lengths.choose = lambda rows, available, least_gain=1.0: available  # type: ignore[method-assign]
+    return executor
+
+
+def make_engine(executor: CpuExecutor, budget: int = 512, grammars: Grammars | None = None) -> Engine:
     settings = EngineSettings(max_num_requests=24, max_num_batched_tokens=budget, cache_outputs=False)
-    return Engine(executor, settings, epoch=1)
+    return Engine(executor, settings, epoch=1, grammars=grammars)
+
+
+def new_grammars(executor: CpuExecutor) -> Grammars:
+    """Returns grammars over the sample model's tokens."""
+    return Grammars(lambda: MODEL, executor.model, 1)
 
 
 def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Answer]:
@@ -105,8 +128,10 @@ def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Ans
             found[request.request_id].tokens.append((token_id, logprobs))
         for request, first, entries in outputs.prompt_logprobs:
             answer = found[request.request_id]
-            assert first == 1 + len(answer.prompt)
-            answer.prompt += entries
+            assert 1 <= first <= 1 + len(answer.prompt)
+            again = answer.prompt[first - 1 : first - 1 + len(entries)]  # a preempted prompt is computed once more
+            assert again == entries[: len(again)]
+            answer.prompt += entries[len(again) :]
         for finish in outputs.finishes:
             answer = found[finish.request_id]
             answer.reason, answer.stop_token_id = finish.reason, finish.stop_token_id
@@ -159,3 +184,27 @@ def random_requests(count: int, seed: int) -> list[Request]:
         stop = StopConditions(most, min(sampling.min_tokens, most), ends, frozenset(rng.sample(range(5, 400), 3)))
         requests.append(Request(f"r{index}", prompt, len(prompt), sampling, stop, bytes(16)))
     return requests
+
+
+def constrained(request: Request, index: int) -> None:
+    """Gives a request a constraint, and parameters that no constraint contradicts."""
+    request.constraint = CONSTRAINTS[index % len(CONSTRAINTS)]
+    request.sampling = SamplingParams(
+        temperature=0.9 * (index % 2), seed=index, logprobs=2, frequency_penalty=0.3, repetition_penalty=1.1
+    )
+    request.stop = StopConditions(40, eos_token_ids=frozenset((2, 4)))
+
+
+def mix_of(requests: Iterable[Request]) -> Counter[str]:
+    """Counts requests by the parameters that they have."""
+    found: Counter[str] = Counter()
+    for request in requests:
+        found["requests"] += 1
+        found["constraint"] += request.constraint is not None
+        found["temperature above 0"] += request.sampling.temperature > 0
+        for item in fields(SamplingParams):
+            if item.name not in ("temperature", "seed", "suppressed_token_ids"):
+                found[item.name] += getattr(request.sampling, item.name) != item.default
+        found["stop tokens of their own"] += bool(request.stop.stop_token_ids)
+        found["ends of sequence"] += bool(request.stop.eos_token_ids)
+    return found

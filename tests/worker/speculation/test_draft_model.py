@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support.engine.spec_runs import MODEL, make_engine, make_executor, random_requests, run
+from support.engine.spec_runs import MODEL, always, make_engine, make_executor, random_requests, run
 from support.engine.tiny_models import make_model
 from support.models.texts import trained_bytes
 
@@ -25,59 +25,43 @@ def draft_of(executor: CpuExecutor) -> DraftModel:
     return speculator._proposer
 
 
-def always(executor: CpuExecutor) -> CpuExecutor:
-    """Has all drafts verified, whatever they cost."""
-    speculator = executor._drafts._speculator
-    assert speculator is not None
-    speculator.lengths.choose = lambda rows, available: available  # type: ignore[method-assign]
-    return executor
-
-
-@pytest.fixture(scope="module")
-def shorter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model's first layers: another model with the same tokenizer."""
-    folder = tmp_path_factory.mktemp("shorter") / "model"
-    shutil.copytree(MODEL, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["num_hidden_layers"] = 5
-    config["layer_types"] = config["layer_types"][:5]
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 @pytest.mark.parametrize(("dtype", "num_blocks"), [("float32", 600), ("bfloat16", 600), ("float32", 20)])
-def test_another_models_drafts_change_no_bit(shorter: Path, dtype: str, num_blocks: int) -> None:
-    plain = run(make_engine(make_executor(dtype=dtype)), random_requests(24, seed=1))
-    executor = always(make_executor("draft_model", 4, num_blocks, dtype, model_folder=shorter))
+def test_another_models_drafts_change_no_bit(
+    small: Path, guessers: dict[str, Path], dtype: str, num_blocks: int
+) -> None:
+    plain = run(make_engine(make_executor(dtype=dtype, model=small)), random_requests(24, seed=1))
+    executor = always(
+        make_executor("draft_model", 4, num_blocks, dtype, model=small, model_folder=guessers["draft_model"])
+    )
     engine = make_engine(executor)
     assert run(engine, random_requests(24, seed=1), seed=8) == plain
     counters = engine.counters()
     assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
     assert counters.num_proposer_failures == 0
     assert (counters.num_preemptions > 0) is (num_blocks < 100)
-    draft = draft_of(executor)
-    held = [block for blocks in draft._blocks.values() for block in blocks]  # of the last step's requests
-    assert sorted(draft._free + held) == list(range(draft._memory.null_block))
+    proposer = draft_of(executor)
+    held = [block for blocks in proposer._blocks.values() for block in blocks]  # of the last step's requests
+    assert sorted(proposer._free + held) == list(range(proposer._memory.null_block))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_agrees_with_itself_on_nearly_every_token(temperature: float) -> None:
+def test_a_model_agrees_with_itself_on_nearly_every_token(small: Path, temperature: float) -> None:
     """Also where tokens are sampled: both draw with the noise of the token's position."""
     requests = random_requests(6, seed=2)
     for index, request in enumerate(requests):
         request.sampling = SamplingParams(temperature=temperature, seed=index)
         request.stop = StopConditions(40)
-    engine = make_engine(always(make_executor("draft_model", 4, model_folder=MODEL)))
+    engine = make_engine(always(make_executor("draft_model", 4, model=small, model_folder=small)))
     run(engine, requests)
     counters = engine.counters()
     assert counters.num_accepted_tokens > 0.95 * counters.num_draft_tokens > 100
 
 
-def test_a_long_prompt_is_computed_in_parts_and_then_guessed() -> None:
+def test_a_long_prompt_is_computed_in_parts_and_then_guessed(small: Path) -> None:
     (request,) = random_requests(1, seed=2)
     prompt = (list(request.token_ids.given) * 400)[: 2 * CATCH_UP_TOKENS + 200]
     request = type(request)("long", prompt, len(prompt), SamplingParams(temperature=0.0), StopConditions(20), bytes(16))
-    executor = always(make_executor("draft_model", 4, model_folder=MODEL))
+    executor = always(make_executor("draft_model", 4, model=small, model_folder=small))
     engine = make_engine(executor, budget=2048)
     first = []
     engine.submit(request)
@@ -89,11 +73,11 @@ def test_a_long_prompt_is_computed_in_parts_and_then_guessed() -> None:
     assert engine.counters().num_accepted_tokens > 10
 
 
-def test_its_kv_is_made_again_after_a_sleep() -> None:
-    executor = always(make_executor("draft_model", 4, model_folder=MODEL))
+def test_its_kv_is_made_again_after_a_sleep(small: Path) -> None:
+    executor = always(make_executor("draft_model", 4, model=small, model_folder=small))
     engine = make_engine(executor)
     one = run(engine, random_requests(1, seed=5))
-    assert draft_of(executor).sleep() > 1 << 20
+    assert draft_of(executor).sleep() > 1 << 16
     before = engine.counters()
     assert run(engine, random_requests(1, seed=5)) == one
     assert engine.counters().num_accepted_tokens == 2 * before.num_accepted_tokens > 0

@@ -86,9 +86,9 @@ def test_guesses_are_those_of_the_formula(tmp_path: Path, changes: Mapping[str, 
 
 
 @pytest.mark.parametrize(("dtype", "num_blocks"), [("float32", 600), ("bfloat16", 600), ("float32", 20)])
-def test_its_drafts_change_no_bit(head: Path, dtype: str, num_blocks: int) -> None:
-    plain = run(make_engine(make_executor(dtype=dtype)), noisy_requests())
-    executor = make_executor("eagle3", 4, num_blocks, dtype, model_folder=head)
+def test_its_drafts_change_no_bit(small: Path, guessers: dict[str, Path], dtype: str, num_blocks: int) -> None:
+    plain = run(make_engine(make_executor(dtype=dtype, model=small)), noisy_requests())
+    executor = make_executor("eagle3", 4, num_blocks, dtype, model=small, model_folder=guessers["eagle3"])
     proposer = proposer_of(executor)
     engine = make_engine(executor)
     assert run(engine, noisy_requests(), seed=8) == plain

@@ -5,18 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support.engine.spec_runs import VOCAB_SIZE, make_engine, make_executor, random_requests, run
+from support.engine.spec_runs import VOCAB_SIZE, always, make_engine, make_executor, random_requests, run
 from support.plugins.packages import install, install_example
 
 from baton.plugins.kinds import LOGITS_PROCESSORS, PROPOSERS
 from baton.plugins.plugins import PluginError, Plugins
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
-from baton.worker.core import Int32, Row, RowInit, SamplingParams
+from baton.worker.core import Int32, Request, Row, RowInit, SamplingParams
 from baton.worker.speculation.interface import ProposerContext, TokenProposer
 from baton.worker.speculation.proposer import Ask
 from baton.worker.speculation.threaded import ThreadedProposer
@@ -64,18 +65,25 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def test_the_examples_guesses_change_no_bit(packages: Path) -> None:
-    plain = run(make_engine(make_executor()), random_requests(24, seed=1))
-    engine = make_engine(make_executor("bigrams", plugins=Plugins.named(["bigrams"], "worker")))
-    assert run(engine, random_requests(24, seed=1), seed=8) == plain
+def test_the_examples_guesses_change_no_bit(packages: Path, small: Path) -> None:
+    def requests() -> list[Request]:
+        """Returns requests that repeat tokens, since they have few to choose from."""
+        made = random_requests(24, seed=1)
+        for request in made:
+            request.sampling = replace(request.sampling, allowed_token_ids=tuple(range(5, 25)))
+        return made
+
+    plain = run(make_engine(make_executor(model=small)), requests())
+    engine = make_engine(always(make_executor("bigrams", plugins=Plugins.named(["bigrams"], "worker"), model=small)))
+    assert run(engine, requests(), seed=8) == plain
     counters = engine.counters()
     assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
     assert counters.num_proposer_failures == 0
 
 
-def test_one_that_raises_or_answers_nonsense_changes_no_bit(packages: Path) -> None:
-    plain = run(make_engine(make_executor()), random_requests(12, seed=1))
-    engine = make_engine(make_executor("faulty", plugins=Plugins.named(["faulty"], "worker")))
+def test_one_that_raises_or_answers_nonsense_changes_no_bit(packages: Path, small: Path) -> None:
+    plain = run(make_engine(make_executor(model=small)), random_requests(12, seed=1))
+    engine = make_engine(make_executor("faulty", model=small, plugins=Plugins.named(["faulty"], "worker")))
     assert run(engine, random_requests(12, seed=1), seed=8) == plain
     assert engine.counters().num_proposer_failures >= 4
     assert engine.counters().num_draft_tokens == 0

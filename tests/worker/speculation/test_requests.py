@@ -3,77 +3,69 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.engine.spec_runs import (
-    MODEL,
     Answer,
+    always,
+    constrained,
     make_engine,
     make_executor,
+    new_grammars,
     random_requests,
     run,
 )
 from support.transfer.handover_harness import Network, finished, idle, make_node, run_until
 
-from baton.worker.core import Constraint, ConstraintForm, Request, SamplingParams, StopConditions
+from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.handover.settings import HandoverSettings
-from baton.worker.sampling.grammar.grammars import Grammars
-from baton.worker.scheduling.settings import EngineSettings
 
+Verifying = Callable[[str], CpuExecutor]
 METHODS = pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
-CONSTRAINTS = (
-    Constraint(ConstraintForm.REGEX, "(little |red |boat ){3,12}"),
-    Constraint(ConstraintForm.CHOICES, choices=("the little boat was red", "the little boat was happy")),
-    Constraint(ConstraintForm.JSON_SCHEMA, json.dumps({"type": "array", "items": {"enum": ["boat", "river"]}})),
-)
 
 
-def verifying(method: str, most: int = 5, **values: int) -> CpuExecutor:
-    """Returns an executor that verifies all drafts, whatever they cost."""
-    executor = make_executor(method, most, model_folder=MODEL if method == "draft_model" else None, **values)
-    speculator = executor._drafts._speculator
-    assert speculator is not None
-    speculator.lengths.choose = lambda rows, available, least_gain=1.0: available  # type: ignore[method-assign]
-    return executor
+@pytest.fixture
+def verifying(small: Path) -> Verifying:
+    """Makes an executor that verifies all drafts of a method, whatever they cost."""
+    return lambda method: always(
+        make_executor(method, 5, model=small, model_folder=small if method == "draft_model" else None)
+    )
 
 
-def constrained(executor: CpuExecutor) -> Engine:
-    settings = EngineSettings(max_num_requests=24, max_num_batched_tokens=512, cache_outputs=False)
-    return Engine(executor, settings, epoch=1, grammars=Grammars(lambda: MODEL, executor.model, 1))
+def with_grammars(executor: CpuExecutor) -> Engine:
+    return make_engine(executor, grammars=new_grammars(executor))
 
 
 def mixed_requests() -> list[Request]:
     """Returns requests of which every second has a constraint; some sample, and some want log-probabilities."""
     requests = random_requests(16, seed=12)
     for index, request in enumerate(requests[::2]):
-        request.constraint = CONSTRAINTS[index % len(CONSTRAINTS)]
-        request.sampling = SamplingParams(
-            temperature=0.9 * (index % 2), seed=index, logprobs=2, frequency_penalty=0.3, repetition_penalty=1.1
-        )
-        request.stop = StopConditions(40, eos_token_ids=frozenset((2, 4)))
+        constrained(request, index)
     return requests
 
 
 @METHODS
-def test_constrained_requests_among_others_get_the_same_tokens(method: str) -> None:
-    plain = run(constrained(make_executor()), mixed_requests())
+def test_constrained_requests_among_others_get_the_same_tokens(method: str, small: Path, verifying: Verifying) -> None:
+    plain = run(with_grammars(make_executor(model=small)), mixed_requests())
     assert all(answer.tokens for answer in plain.values())
-    engine = constrained(verifying(method))
+    engine = with_grammars(verifying(method))
     assert run(engine, mixed_requests(), seed=8) == plain
     assert engine.counters().num_accepted_tokens > 0
 
 
 @METHODS
-def test_samples_of_one_prompt_get_the_same_tokens(method: str) -> None:
+def test_samples_of_one_prompt_get_the_same_tokens(method: str, small: Path, verifying: Verifying) -> None:
     """As `n` = 6: one prompt, six seeds, and its blocks shared."""
 
     def samples() -> list[Request]:
         (request,) = random_requests(1, seed=3)
         prompt = (list(request.token_ids.given) * 3)[:60]
-        sampling = SamplingParams(temperature=0.8, presence_penalty=0.2, logprobs=1)
+        few = () if method == "draft_model" else (5, 6, 7)  # of which texts repeat some, and which the draft ignores
+        sampling = SamplingParams(temperature=0.8, presence_penalty=0.2, logprobs=1, allowed_token_ids=few)
         return [
             Request(
                 f"s{seed}", prompt, len(prompt), dataclasses.replace(sampling, seed=seed), StopConditions(30), bytes(16)
@@ -81,7 +73,7 @@ def test_samples_of_one_prompt_get_the_same_tokens(method: str) -> None:
             for seed in range(6)
         ]
 
-    plain = run(make_engine(make_executor()), samples())
+    plain = run(make_engine(make_executor(model=small)), samples())
     assert len({tuple(token_id for token_id, _ in answer.tokens) for answer in plain.values()}) == 6
     engine = make_engine(verifying(method))
     assert run(engine, samples(), seed=4) == plain
@@ -90,8 +82,8 @@ def test_samples_of_one_prompt_get_the_same_tokens(method: str) -> None:
 
 
 @METHODS
-def test_aborts_at_any_step_leave_the_others_tokens_as_they_are(method: str) -> None:
-    plain = run(make_engine(make_executor()), random_requests(16, seed=6))
+def test_aborts_at_any_step_leave_the_others_tokens_as_they_are(method: str, small: Path, verifying: Verifying) -> None:
+    plain = run(make_engine(make_executor(model=small)), random_requests(16, seed=6))
     engine, found = make_engine(verifying(method)), {request.request_id: Answer() for request in random_requests(16, 6)}
     for request in random_requests(16, seed=6):
         engine.submit(request)
@@ -114,7 +106,9 @@ def test_aborts_at_any_step_leave_the_others_tokens_as_they_are(method: str) -> 
 
 @METHODS
 @pytest.mark.parametrize("guessing_prefill", [False, True])
-def test_a_handed_over_request_gets_the_same_tokens(network: Network, method: str, guessing_prefill: bool) -> None:
+def test_a_handed_over_request_gets_the_same_tokens(
+    network: Network, method: str, small: Path, verifying: Verifying, guessing_prefill: bool
+) -> None:
     def requests() -> list[Request]:
         made = random_requests(6, seed=9)
         for request in made:
@@ -122,14 +116,14 @@ def test_a_handed_over_request_gets_the_same_tokens(network: Network, method: st
             request.remote_prefill = True
         return made
 
-    prefill_executor = verifying(method) if guessing_prefill else make_executor()
+    prefill_executor = verifying(method) if guessing_prefill else make_executor(model=small)
     executors = {"prefill": prefill_executor, "decode": verifying(method)}
     settings = HandoverSettings(verify=True)
     pair = prefill, decode = [make_node(network, name, each, settings) for name, each in executors.items()]
     plain_requests = requests()
     for request in plain_requests:
         request.remote_prefill = False
-    plain = run(make_engine(make_executor()), plain_requests)
+    plain = run(make_engine(make_executor(model=small)), plain_requests)
     handed = requests()
     for request in handed:
         decode.submit(request, prefill)
