@@ -29,7 +29,7 @@ class Executor(SimpleNamespace):
 
 def test_each_launch_and_each_wait_has_a_range():
     ranges = Ranges()
-    executor = NvtxExecutor(Executor(num_blocks=1, depth=1, max_step_tokens=1), ranges)
+    executor = NvtxExecutor(Executor(num_blocks=1, depth=1, max_step_tokens=1, max_masked_tokens=1), ranges)
     executor.launch(SimpleNamespace(step=7, num_decodes=3, num_prefill_tokens=512))
     assert executor.collect() == "result"
     with pytest.raises(RuntimeError):

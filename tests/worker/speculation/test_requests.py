@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.engine.answer_proposer import answers_of, draft_from
 from support.engine.spec_runs import (
+    VOCAB_SIZE,
     Answer,
     always,
     constrained,
@@ -19,7 +21,7 @@ from support.engine.spec_runs import (
 )
 from support.transfer.handover_harness import Network, finished, idle, make_node, run_until
 
-from baton.worker.core import Request, SamplingParams, StopConditions
+from baton.worker.core import FinishReason, Request, SamplingParams, StopConditions
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.handover.settings import HandoverSettings
@@ -55,6 +57,37 @@ def test_constrained_requests_among_others_get_the_same_tokens(method: str, smal
     engine = with_grammars(verifying(method))
     assert run(engine, mixed_requests(), seed=8) == plain
     assert engine.counters().num_accepted_tokens > 0
+
+
+@pytest.mark.parametrize("method", ["ngram", "answers"])
+def test_constrained_requests_are_guessed_for(method: str, small: Path, verifying: Verifying) -> None:
+    """Alone and among others, up to the ends of their constraints, and under `min_tokens`."""
+
+    def requests() -> list[Request]:
+        made = random_requests(18, seed=21)
+        for index, request in enumerate(made):
+            constrained(request, index)
+            if index % 4 == 1:
+                sampling = dataclasses.replace(request.sampling, min_tokens=6, suppressed_token_ids=(2, 4))
+                request.sampling, request.stop = sampling, dataclasses.replace(request.stop, min_tokens=6)
+            if index % 5 == 2:
+                request.stop = dataclasses.replace(request.stop, max_tokens=7)
+        return made
+
+    plain = run(with_grammars(make_executor(model=small)), requests())
+    assert {answer.reason for answer in plain.values()} == {FinishReason.STOP, FinishReason.LENGTH}
+    executor = verifying("ngram")
+    if method == "answers":
+        answered = requests()
+        for request in answered:
+            request.token_ids.generated.extend(token_id for token_id, _ in plain[request.request_id].tokens)
+        speculator = executor._drafts._speculator
+        assert speculator is not None
+        draft_from(speculator, answers_of(answered), 0.1, VOCAB_SIZE)
+    engine = with_grammars(executor)
+    assert run(engine, requests()) == plain
+    counters, least = engine.counters(), 3 if method == "answers" else 12
+    assert counters.num_accepted_tokens > counters.num_output_tokens // least
 
 
 @METHODS

@@ -254,12 +254,30 @@ class Constraint:
     may_end_in_reasoning: bool = False
 
 
+class MaskWalk(Protocol):
+    """The masks behind guessed tokens of one row. Its constraint stays where it is."""
+
+    def follow(self, token_id: int) -> Int32 | None:
+        """Returns the mask of the token behind this one, [ceil(vocab_size / 32)]. None: the run of guesses ends here.
+
+        `token_id` follows the row's known tokens and those of earlier calls, and their masks allow it.
+        """
+
+
+class MaskGuide(Protocol):
+    """What knows the masks of a row."""
+
+    def walk(self) -> MaskWalk:
+        """Begins behind the row's known tokens."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
     """The tokens that may be sampled, for some rows of a step."""
 
-    indices: Int32  # into the plan's rows with `samples`; each of them gets one token
+    indices: Int32  # into the plan's rows with `samples`; the mask is that of each one's first token
     bits: Int32  # [len(indices), ceil(vocab_size / 32)]: token t may be sampled if bit t % 32 of word t // 32 is set
+    guides: tuple[MaskGuide, ...] = ()  # for the masks of further tokens; empty: each row gets one token
 
     def among(self, drawn: NDArray[np.bool_]) -> TokenMasks:
         """Returns the masks with indices into the drawn rows among those with `samples`."""

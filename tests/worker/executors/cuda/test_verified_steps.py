@@ -9,7 +9,7 @@ import pytest
 
 from baton.worker.config import WorkerConfig
 from baton.worker.core import Int32, Row, RowInit, SamplingParams, StepPlan, StepResult, TokenLogprobs, TokenMasks
-from baton.worker.executors.cuda.drafts.drafted_plan import DraftedPlan
+from baton.worker.executors.cuda.drafts.drafted_plan import DraftedPlan, within_masks
 from baton.worker.executors.cuda.drafts.look_pace import LookPace
 from baton.worker.executors.cuda.drafts.room import with_room_for_drafts
 from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
@@ -70,6 +70,38 @@ def test_tokens_are_accepted_up_to_the_first_wrong_draft(
     assert {index: -entry.logprob for index, entry in found.logprobs.items()} == dict(enumerate(kept))
     assert found.drafted is not None
     assert found.drafted.tolist() == [2, 0, 3]
+
+
+class Counting:
+    """Implements MaskGuide: behind token t, t + 1 is allowed, up to a last one."""
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+
+    def walk(self) -> Counting:
+        return self
+
+    def follow(self, token_id: int) -> Int32 | None:
+        return None if token_id >= self._last else only(token_id + 1)
+
+
+def only(token_id: int) -> Int32:
+    return np.array([1 << token_id], np.int32)
+
+
+def test_drafts_under_a_mask_end_where_it_does_and_have_masks_of_their_own() -> None:
+    masks = TokenMasks(int32(0, 2, 3), np.stack([only(1), only(4), only(9)]), (Counting(3), Counting(20), Counting(20)))
+    drafts, walked = within_masks(masks, [int32(1, 2, 3, 4), int32(7, 7), int32(4, 5, 7), int32(8)])
+    assert [each.tolist() for each in drafts] == [[1, 2], [7, 7], [4, 5], []]
+    assert {row: [int(mask[0]) for mask in found] for row, found in walked.items()} == {0: [4, 8], 2: [32, 64]}
+    plan = StepPlan(1, rows=np.arange(4), num_scheduled_tokens=int32(5, 5, 5, 5), num_decodes=4)
+    step = DraftedPlan.of(plan, np.full(4, 10), drafts, walked)
+    found = step.masks(masks)
+    assert found is not None
+    assert found.indices.tolist() == [0, 1, 2, 6, 7, 8, 9]
+    assert found.bits[:, 0].tolist() == [2, 4, 8, 16, 32, 64, 512]
+    alone, nothing = within_masks(TokenMasks(int32(0), only(1)[None]), [int32(1)])
+    assert ([each.tolist() for each in alone], nothing) == ([[]], {})
 
 
 def test_a_row_that_is_left_out_gets_no_token_and_its_mask_goes_to_its_first_sequence() -> None:

@@ -83,6 +83,7 @@ class Engine:
             0 if host is None else host.num_slots,
             self._rates,
             executor.max_step_tokens,
+            executor.max_masked_tokens,
             whole_prompts=not model.cached,
             kv_spec=executor.kv_spec if model.cached else None,
         )

@@ -92,6 +92,7 @@ class Executor(Protocol):
     num_blocks: int  # 0 of a model that is not cached
     depth: int  # most steps in flight: launched and not collected
     max_step_tokens: int  # most tokens that a decoding row gets in one step
+    max_masked_tokens: int  # the same of a row that samples under a mask
 
     @property
     def processors(self) -> ProcessorSet:

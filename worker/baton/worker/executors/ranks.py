@@ -58,6 +58,7 @@ class RankGroup:
         self.num_blocks = leader.num_blocks
         self.depth = leader.depth
         self.max_step_tokens = leader.max_step_tokens
+        self.max_masked_tokens = leader.max_masked_tokens
 
     @property
     def leader(self) -> ServingExecutor:

@@ -49,6 +49,7 @@ class Scheduler:
         num_host_slots: int = 0,
         rates: Rates | None = None,
         max_step_tokens: int = 1,  # of one decode
+        max_masked_tokens: int = 1,  # of one decode under a mask
         *,
         whole_prompts: bool = False,  # nothing is cached: a step computes prompts from their first to their last token
         kv_spec: KvSpec | None = None,  # None: one full group
@@ -75,7 +76,7 @@ class Scheduler:
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
-        queues = self.queues = RequestQueues(settings.max_num_requests, max_step_tokens)
+        queues = self.queues = RequestQueues(settings.max_num_requests, max_step_tokens, max_masked_tokens)
         self.batch = self.queues.batch
         self._prefixes = holdings.prefixes
         self._masks = StepMasks(self.batch)

@@ -70,6 +70,7 @@ class VirtualExecutor:
         self.num_blocks = num_blocks
         self.depth = 1
         self.max_step_tokens = 1 + drafts
+        self.max_masked_tokens = 1
         self._drafts = SimulatedDrafts(num_rows, acceptance) if drafts else None
         self.kv = None
         self._layer_hook: LayerHook | None = None

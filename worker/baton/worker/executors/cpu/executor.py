@@ -133,7 +133,7 @@ class CpuExecutor:
         # Fewer threads may sum in another order.
         self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
         self._drafts = self._make_drafts(config, loaded, longest, plugins)
-        self.max_step_tokens = self._drafts.max_step_tokens
+        self.max_step_tokens = self.max_masked_tokens = self._drafts.max_step_tokens
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from baton.rpc.errors import ServiceError
 from baton.worker.core import Int32, Int64, StepPlan, StepResult, TokenLogprobs, TokenMasks
+from baton.worker.executors.cpu.masked_rows import MaskedRows
 from baton.worker.executors.cpu.prompt_logprobs import PromptEntries, PromptLogprobs
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.layers.cpu.step import StepInputs
@@ -65,6 +66,10 @@ class _Sampling:
             self._logprobs[which][len(self._token_ids[which])] = entry
         for which, token_id in zip(drawn.tolist(), token_ids.tolist(), strict=True):
             self._token_ids[which].append(token_id)
+
+    def last_token(self, which: int) -> int:
+        """Returns the token that a row got last."""
+        return self._token_ids[which][-1]
 
     def fill(self, result: StepResult) -> None:
         """Writes the tokens to the result, row after row."""
@@ -124,12 +129,14 @@ class GenerateHead:
         drawn = np.setdiff1d(np.arange(len(sampling.rows)), left_out)
         place = 0
         # Each round draws one token of each row, as a step of its own would: the next one only if the draft was right.
+        masked = MaskedRows(masks)
         while len(drawn):
             if masks is not None:
                 masks = masks.among(np.isin(np.arange(len(sampling.rows)), drawn))
             logits = sampling.logits_at(drawn, place)
             drawn, right = self._draw(sampling, logits, drawn, place, masks)
-            drawn, masks, place = drawn[right], None, place + 1
+            drawn, masks = masked.behind(drawn[right], sampling.last_token)
+            place += 1
         sampling.fill(result)
         return result
 

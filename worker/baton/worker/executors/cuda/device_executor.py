@@ -50,6 +50,7 @@ class DeviceExecutor(ABC):
 
     depth = 2
     max_step_tokens = 1
+    max_masked_tokens = 1
     model: ModelSpec
     kv_spec: KvSpec
     processors: ProcessorSet

@@ -143,6 +143,7 @@ class SimExecutor:
         self.num_blocks = settings.num_blocks
         self.depth = settings.depth
         self.max_step_tokens = settings.max_step_tokens
+        self.max_masked_tokens = 1
         chance = settings.acceptance
         self._drafts = None if chance is None else SimulatedDrafts(settings.max_num_requests, chance)
         self.kv = None

@@ -26,6 +26,7 @@ class WrappedExecutor:
         self.num_blocks = executor.num_blocks
         self.depth = executor.depth
         self.max_step_tokens = executor.max_step_tokens
+        self.max_masked_tokens = executor.max_masked_tokens
 
     @property
     def processors(self) -> ProcessorSet:

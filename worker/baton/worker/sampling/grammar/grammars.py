@@ -123,10 +123,10 @@ class Grammars:
             self._opened(match)
 
     def advance(self, match: GrammarMatch, token_id: int) -> None:
-        """Advances a match by an output token, from the next `send` on."""
+        """Advances a match by an output token, from the next `send` on. Several tokens of a step are one advance."""
+        self.num_advancing += match.ready
         match.ready = False
         self._lanes[match.lane].add(match, token_id)
-        self.num_advancing += 1
 
     def send(self) -> None:
         """Starts all advances since the last call, as one batch per lane."""
@@ -271,7 +271,7 @@ class Grammars:
         compiler = self._compiler
         assert compiler is not None, "a match was opened"
         if cost.alone:
-            matches[0].spend(cost.cpu_seconds)
+            matches[0].spend(cost.cpu_seconds, cost.num_tokens)
         for match in matches:
             if isinstance(match.error, InvalidRequest) and match.error.field == field_of(match.constraint):
                 with self._lock:

@@ -18,9 +18,10 @@ _RANK = attrgetter("rank")
 class Batch:
     """Rows of running requests. The columns of a free row have no meaning."""
 
-    def __init__(self, num_rows: int, max_step_tokens: int = 1) -> None:
+    def __init__(self, num_rows: int, max_step_tokens: int = 1, max_masked_tokens: int = 1) -> None:
         self.num_rows = num_rows
         self.max_step_tokens = max_step_tokens  # of one decoding row
+        self._max_masked_tokens = max_masked_tokens  # of one that samples under a mask
         self.states: list[RequestState | None] = [None] * num_rows
         # Tokens, counted when they are scheduled: an upper bound while a step is in flight.
         self.num_computed = np.zeros(num_rows, np.int32)
@@ -155,7 +156,7 @@ class Batch:
     def step_tokens(self, rows: Int64, spare: int) -> Int32:
         """Returns the most tokens that each decoding row may compute in a step: one, and a part of `spare`.
 
-        A row that samples under a mask computes one: the mask is that of its next token only.
+        A row that samples under a mask computes one, unless the executor follows masks behind guesses.
         """
         tokens = np.empty(len(rows), np.int32)
         tokens.fill(1)
@@ -166,7 +167,9 @@ class Batch:
             return tokens
         ends = np.minimum(self.max_computed[rows], self.capacity[rows])
         more = np.minimum(ends - self.num_computed[rows], most)
-        return np.where(self.constrained[rows], tokens, more)
+        if not self.num_constrained:
+            return more
+        return np.where(self.constrained[rows], np.minimum(more, self._max_masked_tokens), more)
 
     def take_back(self, states: list[RequestState], rows: Int64, unused: Int32) -> None:
         """Subtracts scheduled tokens that a step did not compute, for these requests in these rows."""

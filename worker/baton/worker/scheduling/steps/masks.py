@@ -43,7 +43,9 @@ class StepMasks:
         constrained = np.array([state.grammar is not None for state in scheduled.states]) & plan.samples
         ready = np.array([state.row != NO_ROW and not state.mask_pending for state in scheduled.states])
         late = [index for index in np.flatnonzero(constrained & ~ready) if scheduled.states[index].row != NO_ROW]
-        batch.num_computed[plan.rows[late]] -= 1
+        # Of a prompt, the last token is computed again.
+        unused = np.where(np.arange(len(plan.rows)) < plan.num_decodes, plan.num_scheduled_tokens, 1)
+        batch.num_computed[plan.rows[late]] -= unused[late]
         drawn = constrained & ready
         batch.hold(plan.rows[drawn])
         self._pace.drawn(int(np.count_nonzero(drawn)) + len(late), len(late))
@@ -56,7 +58,9 @@ def _token_masks(scheduled: ScheduledStep, constrained: NDArray[np.bool_]) -> To
     """Returns a copy of the masks of these rows. All of them sample, and their grammars are ready."""
     places = np.cumsum(scheduled.plan.samples, dtype=np.int32) - 1
     states = [scheduled.states[index] for index in np.flatnonzero(constrained).tolist()]
-    return TokenMasks(places[constrained].astype(np.int32), np.stack([_mask_of(state) for state in states]))
+    bits = np.stack([_mask_of(state) for state in states])
+    guides = tuple([state.grammar for state in states if state.grammar is not None])
+    return TokenMasks(places[constrained].astype(np.int32), bits, guides)
 
 
 def _mask_of(state: RequestState) -> NDArray[np.int32]:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baton.worker.core import Int32, Int64, RowInit, StepPlan, StepResult, TokenMasks
-from baton.worker.executors.cuda.drafts.drafted_plan import DraftedPlan
+from baton.worker.executors.cuda.drafts.drafted_plan import DraftedPlan, within_masks
 from baton.worker.executors.cuda.drafts.look_pace import LookPace
 from baton.worker.sampling.penalties import is_penalized
 from baton.worker.speculation.speculator import Speculator
@@ -90,8 +90,9 @@ class VerifiedSteps:
         drafted = None
         if looks:
             found = self.speculator.drafts(rows, self.token_ids, self._num_tokens, most)
+            found, walked = within_masks(plan.masks, found)
             if any(map(len, found)):
-                drafted = DraftedPlan.of(plan, self._num_tokens[rows], found)
+                drafted = DraftedPlan.of(plan, self._num_tokens[rows], found, walked)
         starts = self._num_tokens[rows] + self._num_ahead[rows]
         self._next = _Launched(plan, drafted, starts, self._generations[rows], looks, began)
         if drafted is not None:

@@ -18,7 +18,7 @@ from baton.worker.sampling.grammar.matching.match import GrammarMatch
 SLOW_SECONDS = 0.01  # of a batch
 _log = logging.getLogger(__name__)
 
-Batch = list[tuple[GrammarMatch, int]]
+Batch = list[tuple[GrammarMatch, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class BatchCost:
     seconds: float
     cpu_seconds: float  # per match, on average
     alone: bool  # the batch had one match
+    num_tokens: int = 1  # of the match that was alone
 
 
 class Advancer:
@@ -40,13 +41,13 @@ class Advancer:
         self._name = name
         self._num_threads = num_threads
         self._report = report
-        self._unsent: Batch = []
+        self._unsent: dict[GrammarMatch, list[int]] = {}
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def add(self, match: GrammarMatch, token_id: int) -> None:
-        """Adds an output token to the next batch."""
-        self._unsent.append((match, token_id))
+        """Adds an output token to the next batch, behind those of the match that are in it."""
+        self._unsent.setdefault(match, []).append(token_id)
 
     def send(self) -> None:
         """Starts the batch of all tokens since the last call."""
@@ -55,8 +56,8 @@ class Advancer:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
-        batch, self._unsent = self._unsent, []
-        self._batches.put(batch)
+        self._batches.put(list(self._unsent.items()))
+        self._unsent = {}
 
     def close(self) -> None:
         """Ends the thread. Pending batches are lost."""
@@ -85,7 +86,8 @@ class Advancer:
         # One match is advanced by this thread, several by the pool's threads.
         alone = len(batch) == 1
         all_seconds = time.thread_time() - cpu_began if alone else seconds * min(self._num_threads, len(batch))
-        self._report([match for match, _ in batch], BatchCost(seconds, all_seconds / len(batch), alone))
+        cost = BatchCost(seconds, all_seconds / len(batch), alone, len(batch[0][1]))
+        self._report([match for match, _ in batch], cost)
         return seconds
 
 
@@ -97,27 +99,27 @@ def as_internal(error: BaseException) -> InternalError:
 
 def _advance(pool: LLExecutor, batch: Batch) -> None:
     """Consumes the tokens of a batch and fills the masks of its matches."""
-    alone: Batch = []  # matches in reasoning, or whose token is an added token to be spelled
+    alone: Batch = []  # matches in reasoning, with several tokens, or whose token is an added token to be spelled
     inside: list[tuple[GrammarMatch, int, LLMatcher]] = []
-    for match, token_id in batch:
+    for match, token_ids in batch:
         matcher = match.matcher
         if match.ending is not None:
             match.error = match.ending
-        elif matcher is None or match.is_spelled(token_id):
-            alone.append((match, token_id))
+        elif matcher is None or len(token_ids) > 1 or match.is_spelled(token_ids[0]):
+            alone.append((match, token_ids))
         else:
-            inside.append((match, token_id, matcher))
+            inside.append((match, token_ids[0], matcher))
     # The pool rejects an empty list, as when all matches of a step are in reasoning.
     taken = pool.consume_token_par([(matcher, token_id) for _, token_id, matcher in inside]) if inside else []
     for (match, token_id, _), was_taken in zip(inside, taken, strict=True):
         match.count()
         if not was_taken:
-            match.error = _not_taken(match, token_id)
-    for match, token_id in alone:
-        if match.consume([token_id]):
+            match.error = _not_taken(match, [token_id])
+    for match, token_ids in alone:
+        if match.consume(token_ids):
             match.fill()
         else:
-            match.error = _not_taken(match, token_id)
+            match.error = _not_taken(match, token_ids)
     continuing = [(match, matcher) for match, _, matcher in inside if match.error is None]
     unfinished = [(match, matcher) for match, matcher in continuing if not matcher.is_stopped()]
     if unfinished:
@@ -131,6 +133,7 @@ def _advance(pool: LLExecutor, batch: Batch) -> None:
             match.fill()
 
 
-def _not_taken(match: GrammarMatch, token_id: int) -> ServiceError:
-    """Returns the error for a rejected token: the grammar reached a limit, or there is a defect."""
-    return match.limit_error() or InternalError(f"token {token_id} was drawn against its constraint")
+def _not_taken(match: GrammarMatch, token_ids: list[int]) -> ServiceError:
+    """Returns the error for rejected tokens: the grammar reached a limit, or there is a defect."""
+    drawn = ", ".join(map(str, token_ids))
+    return match.limit_error() or InternalError(f"token {drawn} was drawn against its constraint")

@@ -14,6 +14,7 @@ from baton.worker.core import Constraint, Int32, Request
 from baton.worker.sampling.grammar.compilation.compile import problem_of, refusal
 from baton.worker.sampling.grammar.compilation.wording import SIMPLER
 from baton.worker.sampling.grammar.matching.cpu_allowance import CpuAllowance
+from baton.worker.sampling.grammar.matching.walk import MatchWalk
 from baton.worker.sampling.grammar.translation.constraint import field_of
 from baton.worker.sampling.grammar.vocabulary import Vocabulary, mask_of
 
@@ -118,6 +119,17 @@ class GrammarMatch:
         met = problem.lower().startswith(_LIMITS) and _NOT_IN_GRAMMAR not in problem
         return refusal(self.constraint, problem) if met else None
 
+    def walk(self) -> MatchWalk:
+        """Begins a walk behind the output so far. Only while `ready`."""
+        walks = self.lane is not Lane.SLOW and not self._spelled and self.ending is None
+        matcher = self.matcher if walks else None
+        return MatchWalk(
+            None if matcher is None else matcher.deep_copy(), self._num_words, self._added, self._narrowed_after
+        )
+
+    def _narrowed_after(self, words: Int32, num_further: int) -> Int32:
+        return self._narrowed(words[: len(self._permitted)] & self._permitted, self._num_outputs + num_further)
+
     def is_spelled(self, token_id: int) -> bool:
         """Returns whether the matcher consumes the token's text instead of the token."""
         return token_id in self._spelled and token_id in self._added.in_texts
@@ -164,15 +176,16 @@ class GrammarMatch:
 
     def _narrow(self, mask: Int32) -> None:
         """Sets the mask, without tokens that the request's parameters forbid."""
-        if self._num_outputs < self._sampling.min_tokens:
-            mask = mask & ~self._suppressed
-        self.mask = mask
+        mask = self.mask = self._narrowed(mask, self._num_outputs)
         if not mask.any():
             self.error = InvalidRequest(
                 f"after {self._num_outputs} output tokens no token is left that the constraint, allowed_token_ids and"
                 " min_tokens all allow",
                 field="constraint",
             )
+
+    def _narrowed(self, mask: Int32, num_outputs: int) -> Int32:
+        return mask & ~self._suppressed if num_outputs < self._sampling.min_tokens else mask
 
     def _after_reasoning(self, token_ids: Sequence[int]) -> list[int]:
         """Returns the tokens after the reasoning, which the grammar applies to."""
