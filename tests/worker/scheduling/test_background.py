@@ -30,7 +30,7 @@ def test_beside_an_urgent_request_they_get_few_tokens_whatever_the_tenant():
         first = chunks(run_step(scheduler))
         assert first[urgent] >= BUDGET - LIMIT
         assert first.get(batch, 0) <= LIMIT
-        assert chunks(run_step(scheduler)) == {urgent: 40 - first[urgent], batch: LIMIT}
+        assert chunks(run_step(scheduler)) == {urgent: 40 - first[urgent]}
         assert chunks(run_step(scheduler)) == {urgent: 1, batch: LIMIT}
 
 
@@ -63,7 +63,8 @@ def test_they_get_an_eighth_of_the_rows_beside_urgent_ones():
     scheduler = scheduler_of(limit=BUDGET)
     place(scheduler, 1)
     many = [place(scheduler, 1, priority=1) for _ in range(6)]
-    run_step(scheduler)
+    for _ in range(4):
+        run_step(scheduler)
     assert [state for state in many if state.row >= 0] == many[:2]
     urgent = [place(scheduler, 1) for _ in range(4)]
     run_step(scheduler)
@@ -71,6 +72,27 @@ def test_they_get_an_eighth_of_the_rows_beside_urgent_ones():
     scheduler.retire(many[0])
     run_step(scheduler)
     assert [state for state in many[1:] if state.row >= 0] == many[1:3]
+
+
+def test_one_of_them_begins_in_a_step_beside_urgent_ones():
+    scheduler = scheduler_of()
+    place(scheduler, 1)
+    run_step(scheduler)
+    many = [place(scheduler, 1, priority=1) for _ in range(2)]
+    run_step(scheduler)
+    assert [state for state in many if state.row >= 0] == many[:1]
+    run_step(scheduler)
+    assert [state for state in many if state.row >= 0] == many
+
+
+def test_one_of_eight_steps_with_urgent_prompts_has_background_tokens_so_that_none_waits_for_ever():
+    scheduler = scheduler_of(long_prefill_token_threshold=8)
+    batch = place(scheduler, 100, priority=1000)
+    run_step(scheduler)
+    urgent = place(scheduler, 100)
+    steps = [chunks(run_step(scheduler)) for _ in range(10)]
+    assert [step[urgent] for step in steps] == [8] * 10
+    assert [step.get(batch, 0) for step in steps] == [LIMIT, 0, 0, 0, 0, 0, 0, 0, LIMIT, 0]
 
 
 @pytest.mark.parametrize("priority", [0, -3])

@@ -1,7 +1,8 @@
 """Keeps background requests, those with a priority above 0, small while urgent ones use the worker. Starts no request.
 
 A step that has begun cannot be interrupted: an urgent request waits for the rest of the step that it arrives in. While
-urgent requests come and go, a step has few prompt tokens of background requests, and few rows for them.
+urgent requests come and go, a step has few prompt tokens of background requests, and few rows for them; those with an
+urgent prompt have none of these tokens, except one in some.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from baton.worker.scheduling.queues import RequestQueues
 _RECENT_SECONDS = 10.0
 # The part of the rows that background requests may take beside urgent ones.
 _ROWS_PART = 0.125
+# How many of them may begin in a step: each delays its launch by a few tenths of a millisecond.
+_STARTS = 1
+# Of so many steps with urgent prompts, one has prompt tokens of background requests, which may not wait for ever.
+_YIELDED_STEPS = 8
 
 
 def is_background(priority: int) -> bool:
@@ -35,6 +40,7 @@ class Background:
         self._is_fresh = False  # the rest was computed for this step
         self._tokens_left = sys.maxsize
         self._rows_left = sys.maxsize
+        self._num_yielded = 0  # steps with urgent prompts since the last one with tokens of background requests
 
     def see(self, state: RequestState) -> None:
         """Records that a request begins or ends."""
@@ -74,9 +80,21 @@ class Background:
         self._is_fresh = True
         self._tokens_left = self._rows_left = sys.maxsize
         if self._limit and self._has_urgent():
-            self._tokens_left = self._limit
+            self._tokens_left = 0 if self._yields() else self._limit
             running = sum(is_background(state.rank[0]) for state in self._batch.running())
-            self._rows_left = self._most_rows - running
+            self._rows_left = min(_STARTS, self._most_rows - running)
+
+    def _yields(self) -> bool:
+        """Returns whether an urgent prompt has this step's tokens for itself."""
+        if not self._has_urgent_prompt():
+            self._num_yielded = 0
+            return False
+        self._num_yielded = (self._num_yielded + 1) % _YIELDED_STEPS
+        return self._num_yielded > 0
+
+    def _has_urgent_prompt(self) -> bool:
+        # One that waits may not fit until background requests have ended.
+        return any(not is_background(state.rank[0]) for state in self._batch.prefilling[:1])
 
     def _has_urgent(self) -> bool:
         if self._clock() - self._urgent_seen < _RECENT_SECONDS:
