@@ -71,6 +71,29 @@ async def test_a_merged_message_is_short_where_much_waits() -> None:
     assert len(await queue.take()) < 20_000
 
 
+async def test_a_message_that_may_wait_goes_with_the_next_one() -> None:
+    queue = SendQueue()
+    reader = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.push(b"started", mergeable=True, may_wait=True)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert not reader.done()
+    queue.push(b" tokens", mergeable=True)
+    assert await reader == b"started tokens"
+
+
+async def test_a_message_that_may_wait_comes_before_the_end_of_the_stream() -> None:
+    queue = SendQueue()
+    reader = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.push(b"started", mergeable=True, may_wait=True)
+    queue.close(NoCapacity("the engine ended"))
+    assert await reader == b"started"
+    with pytest.raises(NoCapacity):
+        await queue.take()
+
+
 async def test_a_reader_too_far_behind_is_cut_off() -> None:
     queue = SendQueue(max_bytes=10)
     for _ in range(11):

@@ -204,7 +204,7 @@ def test_requests_that_wait_are_reported_once_and_so_is_their_start(bench: Bench
     bench.engine.running = {runs.request_id}
     bench.sessions.report_waits()
     assert list(bench.emit()[1].waiting_slots) == [5, 6]
-    assert bench.frames[0][0] == Kind.GENERATE
+    assert bench.frames[0][0] == Kind.GENERATE_PLAIN
     bench.sessions.report_waits()
     assert bench.emit() == {}
     bench.emit(finishes=[Finish(ends, FinishReason.ABORT)])
@@ -387,8 +387,29 @@ def test_background_frames_leave_with_those_of_others_and_at_the_end_of_the_work
     (again,) = bench.submit(1, 4, **BACKGROUND)
     assert bench.emit(step=4, requests=[again], token_ids=[12], may_wait=True) == {}
     bench.sessions.emit(StepOutputs(step=5, requests=[urgent], token_ids=[13]), may_wait=True)
-    frame = worker_pb2.GenerateStreamResponse.FromString(bench.frames[-1][2])
-    assert sorted(zip(frame.slots, frame.token_ids, strict=True)) == [(4, 12), (5, 13)]
+    assert [kind for kind, _, _ in bench.frames] == [Kind.GENERATE_FIRST, Kind.GENERATE_PLAIN]
+    frames = [worker_pb2.GenerateStreamResponse.FromString(data) for _, _, data in bench.frames]
+    assert [(list(frame.slots), list(frame.token_ids)) for frame in frames] == [([5], [13]), ([4], [12])]
+
+
+def test_the_start_of_a_background_request_waits_for_the_next_message_at_the_front(bench: Bench) -> None:
+    for slot, fields, kind in ((4, BACKGROUND, Kind.GENERATE_LATER), (5, {}, Kind.GENERATE)):
+        (waits,) = bench.submit(1, slot, **fields)
+        bench.sessions.report_waits()
+        assert list(bench.emit()[1].waiting_slots) == [slot]
+        bench.frames.clear()
+        assert bench.sessions.report_starts([waits])
+        assert [one[0] for one in bench.frames] == [kind]
+
+
+def test_all_are_patient_only_while_all_are_background_requests(bench: Bench) -> None:
+    assert bench.sessions.are_patient
+    bench.submit(1, 4, **BACKGROUND)
+    assert bench.sessions.are_patient
+    (urgent,) = bench.submit(1, 5)
+    assert not bench.sessions.are_patient
+    bench.emit(finishes=[Finish(urgent, FinishReason.LENGTH)])
+    assert bench.sessions.are_patient
 
 
 def test_a_failure_of_a_background_request_is_not_delayed(bench: Bench) -> None:

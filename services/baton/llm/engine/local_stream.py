@@ -86,6 +86,7 @@ class LocalStreams:
         client.on(Kind.GENERATE, lambda channel, payload: self._push(channel, payload))
         client.on(Kind.GENERATE_PLAIN, lambda channel, payload: self._push(channel, payload, mergeable=True))
         client.on(Kind.GENERATE_FIRST, lambda channel, payload: self._push(channel, payload, True, ahead=True))
+        client.on(Kind.GENERATE_LATER, lambda channel, payload: self._push(channel, payload, mergeable=True))
         client.on(Kind.GENERATE_CLOSE, self._on_close)
         client.on(Kind.STATE, lambda channel, payload: None)  # GetStats returns it when it is needed
         client.on_lost(self.close)

@@ -6,6 +6,7 @@ import time
 import pytest
 from support.gateway.scripted_services import ScriptedWorker, until
 
+from baton.gateway.generation.retry_budget import Loss, loss_of
 from baton.gateway.generation.workers.stream import _WINDOW_BYTES, WorkerStream
 from baton.gateway.generation.workers.stream_pool import WorkerStreams
 from baton.gateway.metrics.counters import GenerationCounters
@@ -314,3 +315,24 @@ async def test_several_steps_of_a_slot_are_one_piece(offline):
     offline.dispatch(worker_pb2.GenerateStreamResponse(slots=[*slots, *slots, slots[0]], token_ids=[1, 2, 3, 4, 5]))
     offline.dispatch(worker_pb2.GenerateStreamResponse(slots=slots, token_counts=[1, 2], token_ids=[6, 7, 8]))
     assert pieces == [[2, 4], [1, 3, 5], [6], [7, 8]]
+
+
+async def test_merged_reports_of_waits_and_starts_leave_those_waiting_that_have_not_started(worker, streams):
+    stream = streams.get(worker.endpoint)
+    receivers = [Receiver() for _ in range(3)]
+    slots = [stream.submit(submit(), receiver) for receiver in receivers]
+    await finish_of(*receivers)
+    worker.silent = True
+    receivers = [Receiver() for _ in range(3)]
+    slots = [stream.submit(submit(), receiver) for receiver in receivers]
+    await until(lambda: len(worker.submits) == 6)
+    parts = [
+        worker_pb2.GenerateStreamResponse(waiting_slots=slots),
+        worker_pb2.GenerateStreamResponse(started_slots=slots[:1]),
+        worker_pb2.GenerateStreamResponse(started_slots=slots[1:2], slots=slots[:1], token_ids=[100]),
+    ]
+    merged = b"".join(part.SerializeToString() for part in parts)
+    stream.dispatch(worker_pb2.GenerateStreamResponse.FromString(merged))
+    stream.fail("the engine ended")
+    losses = [loss_of(receiver.error) for receiver in receivers]
+    assert losses == [Loss.DIED, Loss.DIED, Loss.GONE]

@@ -25,10 +25,10 @@ class SendQueue:
         self._error: ServiceError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def push(self, message: bytes, mergeable: bool = False, ahead: bool = False) -> None:
+    def push(self, message: bytes, mergeable: bool = False, ahead: bool = False, may_wait: bool = False) -> None:
         """Adds a message. The bytes of mergeable messages may be concatenated.
 
-        `ahead`: mergeable, and may overtake all queued messages.
+        `ahead`: mergeable, and may overtake all queued messages. `may_wait`: until the next message, or the end.
         """
         if self._closed:
             return
@@ -41,7 +41,7 @@ class SendQueue:
             self._messages.clear()
             self._ahead.clear()
             self.close(NoCapacity(f"the stream was closed: its reader was more than {self._max_bytes} bytes behind"))
-        else:
+        elif not may_wait:
             self._wake()
 
     def close(self, error: ServiceError | None = None) -> None:

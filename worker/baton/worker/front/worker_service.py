@@ -50,6 +50,7 @@ class WorkerFront:
         engine.on(Kind.GENERATE, self._on_generate)
         engine.on(Kind.GENERATE_PLAIN, self._on_generate_plain)
         engine.on(Kind.GENERATE_FIRST, self._on_generate_first)
+        engine.on(Kind.GENERATE_LATER, self._on_generate_later)
         engine.on(Kind.GENERATE_CLOSE, self._on_generate_close)
         engine.on(Kind.PREFILL, self._on_prefill)
         engine.on(Kind.PREFILL_CLOSE, self._on_prefill_close)
@@ -189,11 +190,16 @@ class WorkerFront:
     def _on_generate_first(self, channel: int, payload: bytes) -> None:
         self._push_frame(channel, payload, mergeable=True, ahead=True)
 
-    def _push_frame(self, channel: int, payload: bytes, mergeable: bool, ahead: bool = False) -> None:
+    def _on_generate_later(self, channel: int, payload: bytes) -> None:
+        self._push_frame(channel, payload, mergeable=True, may_wait=True)
+
+    def _push_frame(
+        self, channel: int, payload: bytes, mergeable: bool, ahead: bool = False, may_wait: bool = False
+    ) -> None:
         queue = self._generates.get(channel)
         if queue is None or queue.closed:
             return
-        queue.push(payload, mergeable, ahead)
+        queue.push(payload, mergeable, ahead, may_wait)
         if queue.closed:
             _log.warning("closed a gateway's stream that was too far behind; its requests are aborted")
             self._engine.send(Kind.GENERATE_CLOSE, channel)

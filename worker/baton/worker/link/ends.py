@@ -22,10 +22,10 @@ class EngineEnd(Protocol):
     def flush(self) -> None:
         """Sends queued frames. Waits only if the front is megabytes behind."""
 
-    def receive(self, timeout: float | None) -> list[Frame]:
+    def receive(self, timeout: float | None, flush: bool = True) -> list[Frame]:
         """Flushes, waits for frames, a wake-up or the timeout, and returns the received frames.
 
-        Raises LinkClosed when the front is gone.
+        `flush`: False if the caller flushes soon. Raises LinkClosed when the front is gone.
         """
 
     def close(self) -> None:

@@ -46,6 +46,7 @@ class Kind(enum.IntEnum):
     LOG = 27  # JSON: a log record
     SPAN = 28  # JSON: a completed span
     GENERATE_FIRST = 29  # as GENERATE_PLAIN, for requests of which nothing was sent before; may overtake
+    GENERATE_LATER = 30  # as GENERATE_PLAIN; the front sends it with the stream's next message or its end
     # both ways: prefill streams from other workers to this one
     PREFILL_OPEN = 40
     PREFILL = 41  # PrefillStreamRequest in, PrefillStreamResponse out
@@ -154,12 +155,13 @@ class EngineLink:
                     self._wait_writable(None)
                     self._write()
 
-    def receive(self, timeout: float | None) -> list[Frame]:
+    def receive(self, timeout: float | None, flush: bool = True) -> list[Frame]:
         """Flushes, waits for frames, a wake-up or the timeout, and returns the received frames.
 
         Raises LinkClosed when the front is gone.
         """
-        self.flush()
+        if flush:
+            self.flush()
         self._poll.modify(self._sock, select.POLLIN | select.POLLOUT if self._unsent else select.POLLIN)
         ready = self._poll.poll(None if timeout is None else max(0.0, timeout) * 1000)
         frames: list[Frame] = []

@@ -14,7 +14,7 @@ from baton.worker.link.frames import Frame, Kind, LinkClosed
 _TURN_BYTES = 1 << 18
 # With more unread frames than this, the sender waits.
 _MAX_PENDING_BYTES = 8 << 20
-_OUTPUTS = frozenset((Kind.GENERATE, Kind.GENERATE_PLAIN, Kind.GENERATE_FIRST))
+_OUTPUTS = frozenset((Kind.GENERATE, Kind.GENERATE_PLAIN, Kind.GENERATE_FIRST, Kind.GENERATE_LATER))
 
 
 class _Lane:
@@ -166,12 +166,13 @@ class LocalEngineEnd:
             while link.to_front.num_bytes > _MAX_PENDING_BYTES and not link.closed:
                 link.changed.wait()
 
-    def receive(self, timeout: float | None) -> list[Frame]:
+    def receive(self, timeout: float | None, flush: bool = True) -> list[Frame]:
         """Flushes, waits for frames, a wake-up or the timeout, and returns the received frames.
 
         Raises LinkClosed when the front is gone and everything that it sent was received.
         """
-        self.flush()
+        if flush:
+            self.flush()
         link = self._link
         with link.changed:
             if not (timeout is not None and timeout <= 0):

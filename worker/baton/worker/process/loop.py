@@ -91,6 +91,7 @@ class EngineLoop(EngineListener, HandoverListener):
             adapters.changed = lambda: self._state.report(self._clock(), at_once=True)
         self._changing = False
         self._stopping = False
+        self._held_back = False  # frames wait for the launch of the next step
         self._handlers: dict[int, Callable[[int, bytes], None]] = {
             Kind.STOP: self._on_stop,
             Kind.GENERATE_OPEN: lambda channel, _: self._sessions.open(channel),
@@ -116,7 +117,7 @@ class EngineLoop(EngineListener, HandoverListener):
             self._link.flush()
             on_ready()
         while not self._stopping:
-            self._turn(self._link.receive(self._wait_seconds()))
+            self._turn(self._receive())
         self._link.flush()
 
     # For EngineControl.
@@ -217,6 +218,15 @@ class EngineLoop(EngineListener, HandoverListener):
         """Returns the trace's path, and its number of steps."""
         return self._profiler.stop()
 
+    def _receive(self) -> list[Frame]:
+        """Waits for frames. Frames for background requests are sent once the next step is launched."""
+        held_before, self._held_back = self._held_back, False
+        working = self._engine.has_work() and not self._engine.waits
+        if working and not held_before and not self._handover.num_open and self._sessions.are_patient:
+            self._held_back = True
+            return self._link.receive(0.0, flush=False)
+        return self._link.receive(self._wait_seconds())
+
     def _turn(self, frames: list[Frame]) -> None:
         for kind, channel, payload in frames:
             if kind == Kind.CALL and payload[0] != Method.GET_STATS:
@@ -254,6 +264,13 @@ class EngineLoop(EngineListener, HandoverListener):
     def on_admitted(self, requests: list[Request]) -> None:
         """Reports starts before the launch: gateways receive them even if the step ends this process."""
         if self._sessions.report_starts(requests):
+            self._link.flush()
+
+    def on_launched(self, began: float) -> None:
+        """Sends what was held back, with the removals of this step."""
+        if self._held_back:
+            self._held_back = False
+            self._events.collect()
             self._link.flush()
 
     def on_evicted(self) -> None:

@@ -16,7 +16,7 @@ class Session:
     channel: int
     requests: dict[int, Request] = field(default_factory=dict)  # by slot
     slots: dict[Request, int] = field(default_factory=dict)  # the inverse
-    fresh: set[int] = field(default_factory=set)  # slots for which nothing was sent
+    fresh: set[int] = field(default_factory=set)  # slots for which nothing was sent, but patient ones
     frame: worker_pb2.GenerateStreamResponse | None = None  # sent next
     first: worker_pb2.GenerateStreamResponse | None = None  # first tokens, sent before `frame`: they may overtake
     held: HeldTokens = field(default_factory=HeldTokens)

@@ -165,7 +165,8 @@ class Sessions:
                 started.setdefault(session, []).append(slot)
         for session, slots in started.items():
             frame = worker_pb2.GenerateStreamResponse(started_slots=slots, step=self._step)
-            self._send(Kind.GENERATE, session.channel, frame.SerializeToString())
+            kind = Kind.GENERATE_LATER if session.patient.issuperset(slots) else Kind.GENERATE
+            self._send(kind, session.channel, frame.SerializeToString())
         return bool(started)
 
     def report_peer_loss(self, request: Request, worker_id: str, message: str) -> None:
@@ -209,6 +210,11 @@ class Sessions:
                 session.urgent, session.due = False, now + _PATIENCE_SECONDS
 
     @property
+    def are_patient(self) -> bool:
+        """Whether all requests are background requests whose tokens are sent together."""
+        return all(len(session.patient) == len(session.requests) for session in self._sessions.values())
+
+    @property
     def deadline(self) -> float | None:
         """When a frame that waits must be sent, on the clock; None: none waits."""
         return min((session.due for session in self._unsent), default=None)
@@ -223,7 +229,7 @@ class Sessions:
             frame.step = self._step
             frame.waiting_slots.extend(session.waits)
             session.waits.clear()
-            more = frame.logprobs or frame.prompt_logprobs or frame.waiting_slots or frame.pooled
+            more = frame.logprobs or frame.prompt_logprobs or frame.pooled
             kind = Kind.GENERATE if more else Kind.GENERATE_PLAIN
             self._send(kind, session.channel, frame.SerializeToString())
 
@@ -245,11 +251,12 @@ class Sessions:
             self._remote.expect(request, submit.prefill)
         session.requests[submit.slot] = request
         session.slots[request] = submit.slot
-        session.fresh.add(submit.slot)
         if submit.tokens_per_message > 1:
             session.held.expect(submit.slot, submit.tokens_per_message)
-            if is_background(request.priority):
-                session.patient.add(submit.slot)
+        if submit.tokens_per_message > 1 and is_background(request.priority):
+            session.patient.add(submit.slot)
+        else:
+            session.fresh.add(submit.slot)
         self._session_of[request] = session
         self._submitted.append(request)
 
@@ -329,7 +336,7 @@ class Sessions:
         if session.first is None:
             self._will_send(session)
             session.first = worker_pb2.GenerateStreamResponse()
-        session.urgent = session.urgent or not session.patient.issuperset(fresh)
+        session.urgent = True
         self._write_columns(session.first, [slots[row] for row in first], [token_ids[row] for row in first])
         rest = sorted(set(range(len(slots))).difference(first))
         return (
