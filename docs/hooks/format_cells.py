@@ -15,6 +15,7 @@ from markdown_text import cell, code, table
 CPU_TEST = "tests/worker/quantization/test_logits_by_format.py"
 LINEAR_TEST = "tests/kernels/linear/test_quantized.py"
 EXPERTS_TEST = "tests/kernels/moe/test_packed_experts.py"
+FOUR_BITS_TEST = "tests/kernels/linear/test_four_bits.py"
 GGUF_TEST = "tests/kernels/linear/test_gguf_planes.py"
 GPU_TEST = "tests/gpu/weights/test_quantized_gpu.py"
 _SIZE = 4096  # rows and columns of a linear whose kernels are listed
@@ -38,6 +39,9 @@ def cells_section(root: Path) -> str:
         f"`make test-kernels` the others in Triton's interpreter, and `make test-gpu` `{GPU_TEST}` too.\n\n"
         + "".join(_class_table(root, rows, name, kernels) for name in rows.CLASSES)
         + f"## Kernels\n{table(_KERNEL_HEAD, _kernel_rows(kernels))}\n"
+        "On Hopper, products of one token in bfloat16 with MXFP4, and with integers of 4 bits in groups of a multiple "
+        "of 128 columns (`awq`, `gptq` and W4A16, also in the order of activations), are those of `packed.four_bits` "
+        f"instead of `vector`: `{FOUR_BITS_TEST}`.\n\n"
         f"{table(_EXPERTS_HEAD, list(_experts_rows()))}"
     )
 

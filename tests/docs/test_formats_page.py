@@ -35,7 +35,8 @@ def test_the_page_has_every_family_and_every_format():
     for name in FORMATS:
         assert f"\n| `{name}` |" in page, name
     assert set(formats_page.SETTINGS) == set(FORMATS) - {"gguf"}
-    for path in (*formats_page.TESTS.values(), formats_page.PRODUCTS_TEST, formats_page.FAMILIES_TEST):
+    named = formats_page.PRODUCTS_TEST, formats_page.FAMILIES_TEST, format_cells.FOUR_BITS_TEST
+    for path in (*formats_page.TESTS.values(), *named):
         assert (ROOT / path).is_file(), path
         assert f"`{path}`" in page
 

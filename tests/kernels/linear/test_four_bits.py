@@ -85,6 +85,19 @@ def test_products_equal_those_with_what_is_stored(kind: str, n: int, k: int) -> 
 
 
 @CARD
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (1072, 1152)])
+def test_columns_in_another_order_are_multiplied_with_their_own_numbers(n: int, k: int) -> None:
+    weight, order = integers(n, k, "cuda"), torch.randperm(k, device="cuda")
+    packed = weight.packed._replace(order=order.int().view(1, k))
+    x, norm = torch.randn(1, k, device="cuda").to(BF16), torch.rand(k, device="cuda").to(BF16)
+    assert reads_four_bits(packed, x, k)
+    normed = functional.rms_norm(x.double(), (k,), norm.double(), 1e-5)
+    exact = normed[:, order] @ weight.meant.t() + weight.bias
+    out = vector_linear(x, packed, poisoned(1, n, dtype=BF16, device="cuda"), norm=norm, eps=1e-5)
+    assert relative_error(out, exact) <= BOUND
+
+
+@CARD
 @pytest.mark.parametrize(("n", "k"), [(14336, 4096), (536, 1152)])
 @pytest.mark.parametrize("zeros", [False, True])
 def test_the_norm_and_the_gate_are_fused(n: int, k: int, zeros: bool) -> None:
@@ -127,7 +140,9 @@ def test_products_of_integers_spill_nothing(n: int, k: int, is_gated: bool) -> N
     with compiled_for_hopper() as found:
         tiling = choose_four_bit_tiling(n, k, is_gated=is_gated)
         multiply_four_bits(out, x, weight, tiling, norm=x[0], gate=Gate() if is_gated else None)
-    assert [one.spilled for one in found] == [0]
+        order = torch.zeros(1, k, dtype=torch.int32)
+        multiply_four_bits(out, x, weight._replace(order=order), tiling, gate=Gate() if is_gated else None)
+    assert [one.spilled for one in found] == [0, 0]
 
 
 def test_products_of_experts_spill_nothing() -> None:
