@@ -37,8 +37,6 @@ from baton.worker.config import WorkerConfig
 from baton.worker.models.presets import PRESETS
 
 _EXECUTORS = ("cuda", "cpu", "sim")
-_TOKENS = 8192  # of a step
-_MANY_TOKENS = 16384  # vLLM's own choice for offline work on such cards
 _MOST_REQUESTS = 1024  # rows of the batch if a workload has more requests
 
 
@@ -83,11 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=16, help="requests before a row's first pass")
     parser.add_argument("--warm-prefix", action="store_true", help="cache shared tokens before the timed passes")
     parser.add_argument("--max-num-requests", type=int, help="rows of the batch (default: the most requests)")
-    parser.add_argument(
-        "--max-num-batched-tokens",
-        type=int,
-        help=f"default: {_MANY_TOKENS:,} for shapes with experts, whose products have few rows each, else {_TOKENS:,}",
-    )
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any setting of a worker")
     parser.add_argument(
         "--profile", action="store_true", help="one more pass, whose kernels are printed by name, of some steps"
@@ -114,11 +108,6 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
     return [_plan(options, options.model, tuple(Workload.parse(text) for text in options.workload))]
 
 
-def _has_experts(model: str) -> bool:
-    config = PRESETS.get(model, {})
-    return any(key in config for key in ("num_experts", "num_local_experts", "n_routed_experts"))
-
-
 def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ...]) -> Plan:
     most = max(workload.num_requests for workload in workloads)
     longest = max(workload.num_total for workload in workloads)
@@ -128,7 +117,7 @@ def _plan(options: argparse.Namespace, model: str, workloads: tuple[Workload, ..
         "load_format": "dummy" if model in PRESETS else "auto",
         "model_impl": options.model_impl,
         "max_num_requests": options.max_num_requests or min(most, _MOST_REQUESTS),
-        "max_num_batched_tokens": options.max_num_batched_tokens or (_MANY_TOKENS if _has_experts(model) else _TOKENS),
+        "max_num_batched_tokens": options.max_num_batched_tokens,
         "max_model_len": longest,
         "max_queue": 1 << 20,
         **_settings(options.set),
