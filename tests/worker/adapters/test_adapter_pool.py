@@ -319,3 +319,16 @@ def test_one_slot_is_left_for_adapters_that_are_not_pinned() -> None:
         rig.pool.pin(digests)
     assert raised.value.field == "pinned"
     assert rig.pool.num_pinned == 2, "nothing has changed"
+
+
+def test_requests_are_reported_by_the_names_that_they_gave() -> None:
+    rig = Rig(num_slots=1)
+    for owner, name in (("r1", "a"), ("r2", "alias")):
+        rig.refs[owner] = AdapterRef(name, "a", rig.memory.digest("a"))
+        rig.pool.want(owner, rig.refs[owner])
+    rig.load()
+    rig.want("r3", "b")
+    rig.load()
+    assert (rig.pool.running(), rig.pool.waiting()) == (["a", "alias"], ["b"])
+    rig.end("r1")
+    assert rig.pool.running() == ["alias"]

@@ -48,7 +48,7 @@ class _Entry:
     host: HostAdapter | None = None  # None: it is being read
     slot: int = NO_SLOT
     written: bool = False  # its slot holds it
-    users: set[Any] = field(default_factory=set)  # requests that may run
+    users: dict[Any, str] = field(default_factory=dict)  # requests that may run, and how they named it
     free_after: int = 0  # the step after which no step reads its slot
     used: int = 0  # when it was last used, as a count of uses
     read_seconds: float = 0.0  # of its last load
@@ -59,6 +59,7 @@ class _Entry:
 class _Waiter(Generic[T]):
     owner: T
     entry: _Entry
+    name: str  # as the request has it
     since: float
     source: str  # where the adapter was: device, host_memory or files
 
@@ -116,11 +117,11 @@ class AdapterPool(Generic[T]):
 
     def running(self) -> list[str]:
         """Returns the names of adapters with requests that may run, sorted."""
-        return sorted({one.ref.name for one in self._entries.values() if one.users})
+        return sorted({name for one in self._entries.values() for name in one.users.values()})
 
     def waiting(self) -> list[str]:
         """Returns the names of adapters whose requests all wait, sorted."""
-        return sorted({one.entry.ref.name for one in self._waiters.values() if not one.entry.users})
+        return sorted({one.name for one in self._waiters.values()}.difference(self.running()))
 
     def resident(self) -> dict[bytes, str]:
         """Returns the adapters on the device by their digests: the names that they were loaded by."""
@@ -144,7 +145,7 @@ class AdapterPool(Generic[T]):
         if entry is None:
             entry = self._begin_read(ref).entry
         source = _DEVICE if entry.written else _HOST if entry.host is not None else _FILES
-        self._waiters[owner] = _Waiter(owner, entry, self._clock(), source)
+        self._waiters[owner] = _Waiter(owner, entry, ref.name, self._clock(), source)
         self._assign()
 
     def end(self, owner: T, ref: AdapterRef, step: int) -> None:
@@ -156,7 +157,7 @@ class AdapterPool(Generic[T]):
         entry = self._entries.get(ref.digest)
         if entry is None or owner not in entry.users:
             return  # its load failed
-        entry.users.remove(owner)
+        del entry.users[owner]
         entry.free_after = max(entry.free_after, step)
         self._touch(entry)
         self._assign()
@@ -286,7 +287,7 @@ class AdapterPool(Generic[T]):
 
     def _grant(self, waiter: _Waiter[T], now: float) -> None:
         del self._waiters[waiter.owner]
-        waiter.entry.users.add(waiter.owner)
+        waiter.entry.users[waiter.owner] = waiter.name
         self._touch(waiter.entry)
         self.stats.wait_seconds.observe(now - waiter.since)
         self._granted.append(
