@@ -174,6 +174,14 @@ def test_wrong_settings_are_refused_by_name(text: str, message: str) -> None:
     assert caught.value.field == "speculative_config"
 
 
+@pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp"])
+def test_layers_that_predict_further_tokens_are_refused_with_the_reason(method: str) -> None:
+    with pytest.raises(Unsupported, match=f"method '{method}' needs layers that predict .* give ngram") as caught:
+        parse_speculation(json.dumps({"method": method}))
+    assert caught.value.field == "speculative_config"
+    assert parse_speculation(json.dumps({"method": "my_mtp"}), ["my_mtp"]) is not None
+
+
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
 def test_methods_with_weights_are_refused_by_name(method: str) -> None:
     with pytest.raises(Unsupported, match=f"method '{method}' is not supported") as caught:

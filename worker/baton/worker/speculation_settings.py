@@ -14,7 +14,8 @@ _FIELD = "speculative_config"
 METHODS = ("ngram", "suffix", "draft_model", "eagle3")
 _WITH_MODEL = ("draft_model", "eagle3")  # that need weights of a folder of their own
 # Methods of vLLM that Baton does not have.
-_OTHERS = ("eagle", "medusa", "mlp_speculator", "mtp")
+_OTHERS = ("eagle", "medusa", "mlp_speculator")
+_OTHER_LAYERS = "mtp"  # and names that end with it: layers of a checkpoint that predict further tokens
 _MOST = 64
 
 
@@ -67,6 +68,12 @@ def parse_speculation(text: str, plugins: Sequence[str] = ()) -> SpeculationSett
 def _check_method(value: dict[str, Any], plugins: Sequence[str]) -> None:
     method = value["method"]
     allowed = " or ".join((*METHODS, *plugins))
+    if isinstance(method, str) and method.split("_")[-1] == _OTHER_LAYERS and method not in plugins:
+        raise Unsupported(
+            f"{_FIELD}: method {method!r} needs layers that predict further tokens, which are not read yet: models "
+            f"with some have experts or states, whose results depend on the batch on a CPU; give {allowed}",
+            field=_FIELD,
+        )
     if method in _OTHERS:
         raise Unsupported(f"{_FIELD}: method {method!r} is not supported; give {allowed}", field=_FIELD)
     if method not in METHODS and method not in plugins:
