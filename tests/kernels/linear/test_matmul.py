@@ -13,7 +13,7 @@ from torch.nn import functional
 from baton.kernels.linear.matmul import matmul
 from baton.kernels.linear.small_linear import small_linear
 
-COUNTS = (1, 2, 17, 64, 65, 300)
+COUNTS = (1, 2, 17, 64, 65, 129, 300)
 
 
 class Case(NamedTuple):

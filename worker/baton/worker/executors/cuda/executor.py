@@ -80,7 +80,8 @@ from baton.worker.weights.loading import (
 )
 
 _NONE = np.empty(0, np.int32)
-_FEW_TOKENS = 128  # of a prompt whose linears use other kernels than decodes and the largest step
+# Of prompts whose linears use other kernels than decodes and the largest step; the second in batch-invariant mode.
+_FEW_TOKENS, _MORE_TOKENS = 128, 256
 
 
 class CudaExecutor(DeviceExecutor):
@@ -314,7 +315,9 @@ class CudaExecutor(DeviceExecutor):
         if self._generates:
             longest = self.model.max_model_len
             largest = [largest_step(most, longest, rows), scoring_step(most, longest)]
-            small = [*small_steps(rows, self.model.vocab_size), largest_step(min(_FEW_TOKENS, most), longest, rows)]
+            few = [_FEW_TOKENS, _MORE_TOKENS] if config.invariant else [_FEW_TOKENS]
+            small = small_steps(rows, self.model.vocab_size)
+            small += [largest_step(min(tokens, most), longest, rows) for tokens in few]
             small += [largest_step(size, longest, rows) for size in self._varied_sizes(model, dtype)]
         else:
             assert model.pooler is not None, "models that do not generate pool"
