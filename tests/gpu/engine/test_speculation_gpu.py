@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 import torch
 from support.engine import gpu_engines
-from support.engine.answer_proposer import answers_of, draft_from
+from support.engine.answer_proposer import answers_of, draft_always
 from support.engine.gpu_engines import engine_over, executor_for, generate, leader_of, make_model, make_prompts
 from support.engine.spec_runs import MODEL, VOCAB_SIZE, Answer, random_requests, run
 
 from baton.worker.core import SamplingParams
 from baton.worker.engine.engine import Engine
 from baton.worker.executors.base import Executor
+from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
 from baton.worker.scheduling.settings import EngineSettings
-from baton.worker.speculation.speculator import Speculator
 
 pytestmark = pytest.mark.gpu
 
@@ -39,10 +39,10 @@ def engine(executor: Executor, budget: int = 512) -> Engine:
     return Engine(executor, settings, epoch=1)
 
 
-def speculator_of(executor: Executor) -> Speculator:
+def verified_of(executor: Executor) -> VerifiedSteps:
     verified = leader_of(executor).verified
     assert verified is not None
-    return verified.speculator
+    return verified
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_right_and_wrong_drafts_change_no_bit(
     mistakes: float, most: int, num_blocks: int, plain: dict[str, Answer]
 ) -> None:
     executor = storyteller(most, num_blocks)
-    draft_from(speculator_of(executor), answered(plain), mistakes, VOCAB_SIZE)
+    draft_always(verified_of(executor), answered(plain), mistakes, VOCAB_SIZE)
     one = engine(executor, 300)
     assert run(one, random_requests(COUNT, seed=1), seed=9) == plain
     counters = one.counters()
@@ -86,7 +86,7 @@ def test_in_other_families_drafts_change_no_bit(name: str, tmp_path: Path) -> No
     answers = {
         np.array(prompt, np.int32).tobytes(): list(one.token_ids) for prompt, one in zip(prompts, found, strict=True)
     }
-    draft_from(speculator_of(executor), answers, 0.2, gpu_engines.VOCAB_SIZE)
+    draft_always(verified_of(executor), answers, 0.2, gpu_engines.VOCAB_SIZE)
     one = engine_over(executor, cache_outputs=False)
     assert generate(one, prompts, 40, SAMPLED, stagger=2) == found
     assert one.counters().num_accepted_tokens > 100

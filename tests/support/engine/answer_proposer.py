@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from baton.worker.core import Int32, Request, RowInit
+from baton.worker.executors.cuda.drafts.look_pace import LookPace
+from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
 from baton.worker.speculation.proposer import EachRow
 from baton.worker.speculation.speculator import Speculator
 
@@ -46,7 +48,20 @@ def answers_of(requests: Iterable[Request]) -> Answers:
     return {request.token_ids.given.tobytes(): list(request.token_ids.generated) for request in requests}
 
 
+class EveryStep(LookPace):
+    """Looks for drafts at every step."""
+
+    def due(self) -> bool:
+        return True
+
+
 def draft_from(speculator: Speculator, answers: Answers, mistakes: float, vocab_size: int) -> None:
     """Makes the drafts mostly right, and all of them verified."""
     speculator._proposer = EachRow(AnswerProposer(answers, mistakes, 3, vocab_size))
     speculator.lengths.choose = lambda rows, available, least_gain=0.0: available  # type: ignore[method-assign]
+
+
+def draft_always(verified: VerifiedSteps, answers: Answers, mistakes: float, vocab_size: int) -> None:
+    """Makes a device's drafts mostly right, and all of them verified, at every step, whether that is faster or not."""
+    draft_from(verified.speculator, answers, mistakes, vocab_size)
+    verified._pace = EveryStep()
