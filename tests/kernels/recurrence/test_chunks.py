@@ -75,6 +75,7 @@ GRID = [
     Shape("delta", 4, 8, 128, 128, 1, torch.bfloat16, (4096,)),
     Shape("delta", 4, 8, 128, 128, 2, torch.bfloat16, (1, 63, 64, 65, 0, 500)),
     Shape("delta", 2, 2, 96, 64, 1, torch.float32, (300, 7)),
+    Shape("delta", 2, 4, 32, 64, 1, torch.bfloat16, (100, 3, 40)),
     Shape("channel", 8, 8, 128, 128, 1, torch.bfloat16, (4096, 100)),
     Shape("channel", 2, 2, 64, 64, 1, torch.float32, (300, 7)),
     Shape("space", 8, 32, 128, 64, 1, torch.bfloat16, (4096,)),
@@ -125,7 +126,7 @@ def test_equal_keys_and_strong_decays_lose_nothing(kind: str, device: str) -> No
         assert relative_error(written(states, 1).cpu(), written(theirs, 1)) <= 1e-4
 
 
-@pytest.mark.parametrize("shape", [GRID[0], GRID[3], GRID[5]], ids=str)
+@pytest.mark.parametrize("shape", [GRID[0], GRID[4], GRID[6]], ids=str)
 def test_chunks_compile_for_hopper_within_its_memory(shape: Shape) -> None:
     small = shape._replace(lengths=(70,))
     with compiled_for_hopper() as found:

@@ -16,6 +16,7 @@ from baton.kernels.recurrent_states import CHUNK, DeltaGates, States
 
 _ROWS = 16  # of a chunk, whose decays per channel a program computes pair by pair
 _LEAST_DIM = 16  # of matrix products
+_LEAST_DIM_16_BITS = 64  # of theirs in 16 bits with decays by head: Triton 3.6 gives NaN for narrower ones on Hopper
 
 
 def gated_delta_chunks(
@@ -47,6 +48,7 @@ def gated_delta_chunks(
     per_channel = gates.decay.dim() == 3
     num_channels = key_dim if per_channel else 1
     full = value.dtype == torch.float32
+    least = _LEAST_DIM if full or per_channel else _LEAST_DIM_16_BITS
     overlap = overlaps(value)
     launch = {"OVERLAP": overlap, "launch_pdl": overlap}
     heads = {"NUM_HEADS": num_heads, "SIZE": CHUNK}
@@ -54,7 +56,7 @@ def gated_delta_chunks(
     keys = {
         "GROUP": num_heads // num_key_heads,
         "KEY_DIM": key_dim,
-        "KEY_PAD": max(_LEAST_DIM, triton.next_power_of_2(key_dim)),
+        "KEY_PAD": max(least, triton.next_power_of_2(key_dim)),
         "NORMALIZE": normalize,
         "PRECISION": "ieee" if full else "tf32",
     }
@@ -103,7 +105,7 @@ def gated_delta_chunks(
         **keys,
         **channels,
         VALUE_DIM=value_dim,
-        VALUE_PAD=max(_LEAST_DIM, triton.next_power_of_2(value_dim)),
+        VALUE_PAD=max(least, triton.next_power_of_2(value_dim)),
         INVERSE_PRECISION="ieee" if full else "tf32",
         num_warps=8 if per_channel else 4,  # with four, registers do not suffice for decays per channel
         **launch,
