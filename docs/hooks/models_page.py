@@ -19,7 +19,7 @@ GGUF_TEST = "tests/worker/weights/test_gguf_architectures.py"
 # What these tests take their models from: dictionaries by the names of rows.
 CPU_ROWS = tuple(f"tests/support/engine/tiny_{name}.py" for name in ("models", "moe_models", "state_models"))
 ENCODER_ROWS = ("tests/support/engine/encoder_models.py",)
-GPU_ROWS = ("tests/support/engine/gpu_engines.py",)
+GPU_ROWS = tuple(f"tests/support/engine/gpu_{name}.py" for name in ("engines", "state_models"))
 _HEAD = ("architecture", "what it is", "executors", "rows on a CPU", "rows on a GPU")
 _GGUF_HEAD = ("`general.architecture`", "architectures")
 _FORMAT_HEAD = ("name", "what it is", "executors")

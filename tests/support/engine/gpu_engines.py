@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.engine.gpu_state_models import STATE_MODELS
 from transformers import (
     Cohere2Config,
     Cohere2ForCausalLM,
@@ -236,6 +237,7 @@ MODELS: dict[str, Callable[[], PreTrainedModel]] = {
             )
         )
     ),
+    **STATE_MODELS,
     "starcoder2-64": lambda: Starcoder2ForCausalLM(Starcoder2Config(**_shape(64, sliding_window=50, hidden_size=512))),
 }
 

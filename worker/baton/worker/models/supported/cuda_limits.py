@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from baton.kernels.limits import HEAD_DIMS, HEAD_DIMS_TEXT, LATENT_DIMS, WIDTH_STEP
 from baton.worker.layers.latent_spec import LatentSpec
+from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
+from baton.worker.models.supported.families import FAMILIES
 
 
 def misfit(model: ModelConfig) -> str:
@@ -14,9 +16,9 @@ def misfit(model: ModelConfig) -> str:
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "
             "use executor=cpu"
         )
-    if model.state_layers:
-        return f"executor=cuda has no layers with states yet, which {model.architecture} has; use executor=cpu"
-    first = model.layers[0].attention
+    first = model.attention
+    if model.state_layers and (isinstance(first, LatentSpec) or not _proven(model)):
+        return f"executor=cuda has no layers with states like those of {model.architecture} yet; use executor=cpu"
     if isinstance(first, LatentSpec):
         return _latent_misfit(first) or _width_misfit(model, "v_head_dim")
     if model.head_dim not in HEAD_DIMS:
@@ -24,6 +26,13 @@ def misfit(model: ModelConfig) -> str:
     if model.transformers is not None:  # whose own linears compute
         return ""
     return _width_misfit(model, "head_dim")
+
+
+def _proven(model: ModelConfig) -> bool:
+    if any(isinstance(layer.attention, StateSpaceSpec) for layer in model.layers):
+        return False  # no card has compared their tokens yet
+    family = FAMILIES.get(model.architecture)
+    return family is None or "cuda" in family.executors
 
 
 def _latent_misfit(attention: LatentSpec) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from baton.kernels.kv.begun_blocks import clear_begun
 from baton.kernels.step_inputs import group_slots, step_inputs
 from baton.worker.core import StepPlan
 from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
@@ -160,6 +161,8 @@ class Stepper:
             made = made.new_empty(len(batch.block_tables) - 1, num_tokens)
             group_slots(made, batch.block_tables[1:], positions, rows, query_starts, self._block_size, max_chunk)
             more_slots = made.unbind()
+        if self._states:
+            clear_begun(self._paged.cache, batch.block_table, rows, computed, seq_lens)
         cuts = self._paged.cut(seq_lens[:num_decodes])
         states = {
             each.group: each.runs(rows, computed, seq_lens, query_starts, num_decodes, num_tokens)

@@ -70,4 +70,4 @@ def _read_kinds(fields: Fields, num_layers: int) -> list[bool]:
     return [kind == "full_attention" for kind in kinds]
 
 
-FAMILY = Family(ARCHITECTURE, "lfm2", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "lfm2", read)

@@ -35,4 +35,4 @@ def read(fields: Fields) -> ModelConfig:
     return read_model(fields, ARCHITECTURE, layers, names=_NAMES, norm=norm)
 
 
-FAMILY = Family(ARCHITECTURE, "qwen3_next", read, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "qwen3_next", read)
