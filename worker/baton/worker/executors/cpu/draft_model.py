@@ -14,16 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from baton.rpc.errors import Unsupported
-from baton.worker.core import BlockId, HeadKind, Int32, Int64, RowInit, StepPlan
+from baton.worker.core import BlockId, Int32, Int64, RowInit, StepPlan
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.steps import PagedSteps
+from baton.worker.executors.host.draft_models import DraftMemory
 from baton.worker.executors.host.kv_memory import KvMemory
 from baton.worker.executors.kv_dtype import dtype_name
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.rope import cos_sin_tables
-from baton.worker.models.config import ModelConfig
 from baton.worker.models.kv_groups import kv_spec_of
 from baton.worker.models.model import make_model
 from baton.worker.sampling.candidates import Draws
@@ -35,31 +34,6 @@ CATCH_UP_TOKENS = 512  # of all rows in a step; rows with more unknown ones get 
 _FEW = 16  # tokens of a row that are computed as decodes are
 _NOTHING = np.empty(0, np.int32)
 _LOW_64 = 0xFFFFFFFFFFFFFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class DraftMemory:
-    """The sizes of a draft model's batch and KV pool."""
-
-    num_rows: int
-    max_model_len: int  # of the model that verifies
-    block_size: int
-    num_blocks: int
-
-
-def check_draft_config(config: ModelConfig, source: str) -> None:
-    """Raises Unsupported for a model that cannot guess."""
-    if HeadKind.GENERATE not in config.heads or not config.cached:
-        raise _refused(source, "it generates no text")
-    if config.state_layers:
-        raise _refused(source, "its layers keep states, which cannot go back behind a wrong guess")
-
-
-def _refused(source: str, reason: str) -> Unsupported:
-    return Unsupported(
-        f"speculative_config: {source} cannot be a draft model: {reason}; give a model whose layers all have attention",
-        field="speculative_config",
-    )
 
 
 class DraftModel:

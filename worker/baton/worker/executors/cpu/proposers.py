@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -10,16 +10,16 @@ from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import Plugins
 from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
-from baton.worker.executors.cpu.draft_model import DraftMemory, DraftModel, check_draft_config
+from baton.worker.executors.cpu.draft_model import DraftModel
 from baton.worker.executors.cpu.eagle3.checkpoint import load_eagle3
 from baton.worker.executors.cpu.eagle3.proposer import Eagle3Proposer
+from baton.worker.executors.host.draft_models import DraftMemory, load_draft_model
 from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.models.weights import ModelWeights
 from baton.worker.speculation.interface import ProposerContext
 from baton.worker.speculation.proposer import Proposer
-from baton.worker.speculation.vocabularies import check_same_vocabulary
 from baton.worker.speculation_settings import METHODS, SpeculationSettings
-from baton.worker.weights.loading import LoadedModel, ModelOptions, load_model, read_config
+from baton.worker.weights.loading import LoadedModel, ModelOptions
 from baton.worker.weights.resolve import resolve_model
 
 _FIELD = "speculative_config"
@@ -51,13 +51,7 @@ def make_proposer(settings: SpeculationSettings, verifier: Verifier, plugins: Pl
 
 
 def _draft_model(settings: SpeculationSettings, verifier: Verifier) -> DraftModel:
-    options = replace(verifier.options, revision=settings.revision, overrides={}, max_model_len=0, convert="auto")
-    source, load_format = settings.model, verifier.config.load_format
-    check_draft_config(read_config(source, load_format, options), source)
-    if load_format != "dummy":
-        ours = resolve_model(verifier.config.model, verifier.options.revision)
-        check_same_vocabulary(ours, resolve_model(source, settings.revision))
-    loaded = load_model(source, load_format, verifier.dtype, options=options)
+    loaded = load_draft_model(settings, verifier.config, verifier.options, verifier.dtype)
     memory = DraftMemory(
         verifier.config.max_num_requests, verifier.max_model_len, verifier.config.block_size, verifier.num_blocks
     )

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from baton.kernels.table import Case
+from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, StepPlan, StepResult, TokenMasks
@@ -26,6 +27,7 @@ from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
+from baton.worker.executors.cuda.draft_model import CudaDraftModel, check_method, draft_kv_spec
 from baton.worker.executors.cuda.drafts.room import with_room_for_drafts
 from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
 from baton.worker.executors.cuda.failures import refusal_of
@@ -44,6 +46,7 @@ from baton.worker.executors.cuda.startup.memory import (
     num_kv_blocks,
 )
 from baton.worker.executors.cuda.startup.phases import StartPhases
+from baton.worker.executors.cuda.startup.support import check_supported
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.executors.cuda.startup.warm_up_adapters import with_adapters
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
@@ -52,6 +55,7 @@ from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
+from baton.worker.executors.host.draft_models import DraftMemory, load_draft_model
 from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.executors.kv_dtype import dtype_name, kv_dtype
 from baton.worker.executors.kv_scales import (
@@ -73,8 +77,9 @@ from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import make_model
 from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.speculation.interface import ProposerContext
+from baton.worker.speculation.proposer import Proposer
 from baton.worker.speculation.speculator import Speculator
-from baton.worker.speculation_settings import SpeculationSettings
+from baton.worker.speculation_settings import METHODS, SpeculationSettings
 from baton.worker.weights.loading import (
     LoadedModel,
 )
@@ -92,8 +97,10 @@ class CudaExecutor(DeviceExecutor):
     def __init__(self, config: WorkerConfig, compilers: Compilers, plugins: Plugins = NO_PLUGINS) -> None:
         super().__init__(config, plugins)
         self._config = config = with_room_for_drafts(self._config)
+        check_method(config.speculation)
         device, phases = self._device, StartPhases(self._wait)
         loaded = with_start_scales(self._load(plugins), config)
+        draft = self._load_draft(config.speculation)
         phases.end("weights")
         model_config, dtype, max_model_len = self._model_config, self._dtype, self._longest
         self._kv_dtype = kv_dtype(config, dtype)
@@ -118,16 +125,20 @@ class CudaExecutor(DeviceExecutor):
             check_products(loaded.weights, loaded.config.experts, self._ops)
             phases.end("check of quantized weights")
             slot_bytes = 0 if self.adapters is None else self.adapters.num_bytes
-            step_bytes = torch.cuda.max_memory_reserved(device) - loaded.weights.num_bytes - slot_bytes
+            weights_bytes = loaded.weights.num_bytes + (0 if draft is None else draft.weights.num_bytes)
+            step_bytes = torch.cuda.max_memory_reserved(device) - weights_bytes - slot_bytes
             captured, wanted = self._graph_bytes(model_config, dtype), self.kv_spec.num_pages(config.num_blocks)
             page_bytes = self.kv_spec.page_bytes
+            if draft is not None:  # has a block of its own for each
+                page_bytes += draft_kv_spec(draft, config.block_size, dtype).page_bytes
+                captured += self._graph_bytes(draft.config, dtype)
             self.num_blocks = num_kv_blocks(replace(config, num_blocks=wanted), page_bytes, captured, device)
             capacity = self.kv_spec.most_tokens(self.num_blocks, config.max_num_batched_tokens)
             fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
             self.model = replace(self.model, max_model_len=fitting)
             self._restore(phases)
         if config.speculation is not None and self._generates:
-            self.verified = self._verify(config.speculation, plugins)
+            self.verified = self._verify(config.speculation, plugins, draft)
         self._residency = Residency(self._decoder, self._restore, self._forget, self._wait, device)
         self.facts = device_facts(config, loaded, dtype, self._kv_dtype, self.kv_spec, device, step_bytes, captured)
         phases.log(self.num_blocks, config.block_size)
@@ -215,11 +226,25 @@ class CudaExecutor(DeviceExecutor):
 
     # Start.
 
-    def _verify(self, settings: SpeculationSettings, plugins: Plugins) -> VerifiedSteps:
+    def _load_draft(self, settings: SpeculationSettings | None) -> LoadedModel | None:
+        if settings is None or settings.method != "draft_model":
+            return None
+        loaded = load_draft_model(settings, self._config, self._options, self._dtype, self._device)
+        check_supported(self._config, loaded.config, self._dtype, self._device)
+        return loaded
+
+    def _verify(self, settings: SpeculationSettings, plugins: Plugins, draft: LoadedModel | None) -> VerifiedSteps:
         self.max_step_tokens = 1 + settings.num_speculative_tokens
         num_rows, steps, vocab_size = self._config.max_num_requests, self._steps, self.model.vocab_size
         check_num_drafts(settings, self.model.max_model_len)
-        proposer = host_proposer(settings, ProposerContext(vocab_size, self.model.max_model_len, num_rows), plugins)
+        proposer: Proposer
+        if draft is None:
+            proposer = host_proposer(settings, ProposerContext(vocab_size, self.model.max_model_len, num_rows), plugins)
+        else:
+            plugins.refuse_names(PROPOSERS, METHODS)
+            memory = DraftMemory(num_rows, self.model.max_model_len, self._config.block_size, self.num_blocks)
+            most, device = settings.num_speculative_tokens, self._device
+            proposer = CudaDraftModel(draft, self._dtype, memory, self._config, vocab_size, device, most=most)
         speculator = Speculator(proposer, settings.method, num_rows, vocab_size)
         longest = self._batch.token_ids.shape[1]
         return VerifiedSteps(speculator, num_rows, longest, num_rows, steps.collect, steps.__len__)
