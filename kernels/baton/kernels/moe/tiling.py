@@ -67,8 +67,6 @@ def choose_few_tiling(weight: PackedWeight, k: int, block_n: int) -> Tiling:
     """Returns a tiling for single tokens."""
     if weight.bits == 8:
         return Tiling(block_n, _covering(k, 2048, _FEW_WASTE), 4, 1)
-    if weight.numbers in ("nf4", "fp4"):  # looking numbers up takes registers
-        return Tiling(4, _covering(k, 512, _FEW_WASTE), 4, 1)
     block_k = _covering(k, 4096, _FEW_WASTE)
     num_warps = 2 if block_n == 2 and block_k <= _SHORT_STEP else 4
     return Tiling(4, block_k, num_warps, 1)

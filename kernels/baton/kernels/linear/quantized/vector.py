@@ -178,8 +178,6 @@ def choose_vector_tiling(weight: PackedWeight, n: int, k: int, *, is_normed: boo
     A program computes the norm for all its rows: more of them read the token and the norm less often.
     """
     whole = int(triton.next_power_of_2(k))
-    if weight.numbers in ("nf4", "fp4"):  # looking numbers up takes registers
-        return VectorTiling(4, max(64, min(512, whole)), 4)
     if weight.bits != 8:
         return (
             VectorTiling(4, max(64, min(2048, whole)), 2)
