@@ -166,9 +166,9 @@ class RandomAdapters:
                 for index, part in enumerate(site.parts)
             }
             for site in self._memory.base.sites
-            if not site.is_embedding
+            if not site.is_embedding and site.name != self._memory.base.head
         }
-        return packed_adapter(b"", rank, weights, self._dtype)
+        return packed_adapter(b"", rank, weights, self._memory.base, self._dtype)
 
 
 def run_rows(plan: AdapterPlan) -> list[RowRun | LoadRun]:

@@ -33,7 +33,7 @@ def test_a_batch_of_adapters_equals_the_merged_models(
     model = make_model(family, tmp_path / "base")
     names = sorted({name.rpartition(".")[2] for name in linears_of(model)})
     folders = [
-        save_adapter(model, tmp_path / "all", names, rank=4, embedding=True),
+        save_adapter(model, tmp_path / "all", names, rank=4, embedding=True, head=True),
         save_adapter(model, tmp_path / "some", names[::2], rank=20, seed=1, use_rslora=True),
     ]
     oracles = [model, *(merged(model, folder) for folder in folders)]

@@ -27,6 +27,7 @@ class Running:
     announced: bool = False
     adapter_slot: int = -1
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     @property
     def output(self) -> list[int]:
@@ -129,8 +130,10 @@ class StepHarness:
             one.token_ids.append(token_id)
             if index in result.logprobs:
                 one.logprobs.append(result.logprobs[index])
-        for one, end in zip(scheduled, ends, strict=True):
+        for index, (one, end) in enumerate(zip(scheduled, ends, strict=True)):
             one.num_computed = end
+            if index in result.prompt_logprobs:
+                one.prompt_logprobs += result.prompt_logprobs[index][1]
 
     def _count(self, one: Running, chunk: int) -> int:
         """Returns the tokens of a request's next step."""

@@ -38,6 +38,7 @@ def save_adapter(
     rank: int = 4,
     seed: int = 0,
     embedding: bool = False,
+    head: bool = False,
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
@@ -59,6 +60,11 @@ def save_adapter(
         vocab, hidden = model.get_input_embeddings().weight.shape
         tensors[f"{PREFIX}{name}.lora_embedding_A"] = random(rank, vocab)
         tensors[f"{PREFIX}{name}.lora_embedding_B"] = random(hidden, rank)
+    if head:
+        name = next(name for name, one in model.named_modules() if one is model.get_output_embeddings())
+        vocab, hidden = model.get_output_embeddings().weight.shape
+        tensors[f"{PREFIX}{name}.lora_A.weight"] = random(rank, hidden)
+        tensors[f"{PREFIX}{name}.lora_B.weight"] = random(vocab, rank)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(values))
     save_file(tensors, folder / "adapter_model.safetensors")
@@ -85,11 +91,14 @@ def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
             if a is not None:
                 update = tensors[f"{PREFIX}{name}.lora_B.weight"].float() @ a.float()
                 weight_of(module).add_(update, alpha=scale_of(config, name))
-        table = model.get_input_embeddings()
+        table, head = model.get_input_embeddings(), model.get_output_embeddings()
+        if head is not None:  # an update of a head or of an embedding that share a matrix is of one of them
+            head.weight = nn.Parameter(head.weight.clone())
         for name, module in model.named_modules():
+            if module is head and f"{PREFIX}{name}.lora_A.weight" in tensors:
+                a, b = (tensors[f"{PREFIX}{name}.lora_{one}.weight"].float() for one in "AB")
+                head.weight.add_(b @ a, alpha=scale_of(config, name))
             if module is table and f"{PREFIX}{name}.lora_embedding_A" in tensors:
-                if model.get_output_embeddings() is not None:  # a tied head keeps its matrix
-                    model.get_output_embeddings().weight = nn.Parameter(model.get_output_embeddings().weight.clone())
                 a, b = (tensors[f"{PREFIX}{name}.lora_embedding_{one}"].float() for one in "AB")
                 table.weight.add_((b @ a).t(), alpha=scale_of(config, name))
     return model

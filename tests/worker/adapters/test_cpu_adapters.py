@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
+from baton.worker.core import SamplingParams
 from baton.worker.executors.cpu.executor import CpuExecutor
 
 COUNT = 16
@@ -87,6 +88,34 @@ def test_the_embedding_may_be_changed(family: str, tmp_path: Path) -> None:
         save_adapter(model, tmp_path / "b", ["nothing"], embedding=True, seed=1),
     ]
     Served(model, tmp_path / "base", folders).check()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma", "gemma2", "cohere", "gpt2", "gpt_neox"])
+def test_the_head_may_be_changed(family: str, tmp_path: Path) -> None:
+    model = make_model(family, tmp_path / "base")
+    names = sorted({name.rpartition(".")[2] for name in linears_of(model)})
+    folders = [
+        save_adapter(model, tmp_path / "a", names, head=True, embedding=True),
+        save_adapter(model, tmp_path / "b", names, rank=8, seed=1),
+        save_adapter(model, tmp_path / "c", ["nothing"], rank=8, seed=2, head=True),
+    ]
+    Served(model, tmp_path / "base", folders).check(chunk=9)
+
+
+def test_prompts_are_scored_by_the_changed_head(tmp_path: Path) -> None:
+    model = make_model("llama", tmp_path / "base")
+    folders = [save_adapter(model, tmp_path / "a", head=True), save_adapter(model, tmp_path / "b", seed=1)]
+    served = Served(model, tmp_path / "base", folders)
+    prompt = prompts(1, 40)[0]
+    params = SamplingParams(temperature=0.0, prompt_logprobs=0)
+    running = [served.harness.admit(prompt, sampling=params, adapter_slot=slot) for slot in (0, -1, 1)]
+    served.harness.run(2)
+    for one, oracle in zip(running, (served.oracles[1], served.oracles[0], served.oracles[2]), strict=True):
+        with torch.no_grad():
+            expected = oracle(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        found = [entry.logprob for entry in one.prompt_logprobs]
+        wanted = [float(expected[place, token]) for place, token in enumerate(prompt[1:])]
+        assert found == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_slot_can_be_written_again(tmp_path: Path) -> None:

@@ -137,9 +137,9 @@ def test_a_config_that_cannot_be_served_is_refused(
         ({f"{Q}.lora_A.weight": torch.full((4, 64), math.nan)}, InvalidRequest, "not finite"),
         ({f"{Q}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)}, InvalidRequest, "dtype I8"),
         (
-            {"lm_head.lora_A.weight": torch.ones(4, 64), "lm_head.lora_B.weight": torch.ones(160, 4)},
-            Unsupported,
-            "an update of lm_head is not supported",
+            {"lm_head.lora_A.weight": torch.ones(4, 64), "lm_head.lora_B.weight": torch.ones(170, 4)},
+            Mismatch,
+            "lm_head.lora_B.weight has shape [170, 4]; by adapter_config.json and the base model it must be [160, 4]",
         ),
         (
             {f"{Q[:-6]}w_proj.lora_{one}.weight": torch.ones(4, 4) for one in "AB"},

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.worker.adapters.adapter import ALIGNMENT, PartWeights, packed_adapter, packed_size
+from baton.worker.adapters.base_model import BaseModel, Site
 from baton.worker.adapters.rows import NO_SLOT, most_tiles, rows_of
+from baton.worker.quantization.base import Part
 
 NUM_SLOTS = 6
 
@@ -34,7 +36,12 @@ def test_packed_matrices_are_aligned_views_of_one_memory() -> None:
         "qkv": {0: PartWeights(random(3, 10), random(7, 3), 2.0), 2: PartWeights(random(5, 10), random(9, 5), 0.5)},
         "o": {0: PartWeights(random(3, 7), random(10, 3), 1.0)},
     }
-    packed = packed_adapter(bytes(16), 5, weights, torch.float32)
+    sites = [
+        Site("first", (Part("first", 4),), 10),
+        Site("qkv", (Part("q", 7), Part("k", 9), Part("v", 9)), 10),
+        Site("o", (Part("o", 10),), 7),
+    ]
+    packed = packed_adapter(bytes(16), 5, weights, BaseModel("Tiny", sites, "first"), torch.float32)
     places = []
     for name, site in weights.items():
         for index, part in site.items():
@@ -46,6 +53,10 @@ def test_packed_matrices_are_aligned_views_of_one_memory() -> None:
                 assert matrix.untyped_storage().data_ptr() == packed.memory.untyped_storage().data_ptr()
                 assert transposed.is_contiguous()
                 places.append(int(matrix.storage_offset()))
+            column = {"qkv": 1, "o": 4}[name] + index
+            assert packed.tables.offsets[column].tolist() == places[-2:]
+            assert (int(packed.tables.ranks[column]), float(packed.tables.scales[column])) == (own.rank, own.scale)
+    assert packed.tables.ranks.tolist() == [0, 3, 0, 5, 3]
     assert all(place % ALIGNMENT == 0 for place in places)
     assert len(set(places)) == len(places)
     assert len(packed.memory) == packed_size([(3, 10, 7), (5, 10, 9), (3, 7, 10)])

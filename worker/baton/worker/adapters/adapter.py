@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from baton.worker.adapters.base_model import BaseModel
 
 ALIGNMENT = 64  # elements: each matrix begins at a multiple, so that kernels read it in whole pieces
 
@@ -27,6 +30,14 @@ class PartWeights(NamedTuple):
 Weights = Mapping[str, Mapping[int, PartWeights]]  # by the site's name and the number of its part
 
 
+class Tables(NamedTuple):
+    """Where in a slot each part's matrices are, in the order of the base's parts."""
+
+    offsets: Tensor  # [num_parts, 2] int64, of a [rank, in_features] and b [rank, rows]
+    ranks: Tensor  # [num_parts] int32; 0: no update
+    scales: Tensor  # [num_parts] fp32
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """An adapter that fits its base model. Its matrices are views of `memory`, as slots have it: b transposed."""
@@ -35,6 +46,7 @@ class Adapter:
     rank: int  # the largest
     weights: Weights
     memory: Tensor  # [num_elements]
+    tables: Tables
 
     @property
     def num_bytes(self) -> int:
@@ -43,18 +55,24 @@ class Adapter:
         return sum(part.a.nbytes + part.b.nbytes for part in parts)
 
 
-def packed_adapter(digest: bytes, rank: int, weights: Weights, dtype: torch.dtype) -> Adapter:
+def packed_adapter(digest: bytes, rank: int, weights: Weights, base: BaseModel, dtype: torch.dtype) -> Adapter:
     """Returns the adapter with its matrices in one piece of memory."""
     parts = [part for site in weights.values() for part in site.values()]
     memory = torch.zeros(packed_size((*part.a.shape, len(part.b)) for part in parts), dtype=dtype)
     packed: dict[str, dict[int, PartWeights]] = {}
+    offsets = np.zeros((base.num_parts, 2), np.int64)
+    ranks, scales = np.zeros(base.num_parts, np.int32), np.zeros(base.num_parts, np.float32)
     place = 0
     for name, site in weights.items():
         for index, part in site.items():
+            column = base.columns[name] + index
+            offsets[column, 0], ranks[column], scales[column] = place, part.rank, part.scale
             a, place = _put(part.a, memory, place)
+            offsets[column, 1] = place
             b, place = _put(part.b.t(), memory, place)
             packed.setdefault(name, {})[index] = PartWeights(a, b.t(), part.scale)
-    return Adapter(digest, rank, packed, memory)
+    tables = Tables(torch.from_numpy(offsets), torch.from_numpy(ranks), torch.from_numpy(scales))
+    return Adapter(digest, rank, packed, memory, tables)
 
 
 def packed_size(shapes: Iterable[tuple[int, int, int]]) -> int:

@@ -41,7 +41,7 @@ class AdapterBank:
         self.max_rank = max_rank
         self.rows: AdapterRows | None = None  # of the step that is computed; None: no row has an adapter
         self._copy = copy or _copy_each
-        num_parts = sum(len(site.parts) for site in base.sites)
+        num_parts = base.num_parts
         # Zeroed pages of a host take no memory until they are written.
         self._slots = torch.zeros(num_slots, slot_size(base, max_rank), dtype=dtype, device=device)
         self._offsets = torch.zeros(num_slots, num_parts, 2, dtype=torch.int64, device=device)
@@ -49,15 +49,11 @@ class AdapterBank:
         self._scales = torch.zeros(num_slots, num_parts, dtype=torch.float32, device=device)
         self.sites: dict[str, SiteBank] = {}
         self._ends: Mapping[str, tuple[int, ...]] = {site.name: site.ends for site in base.sites}
-        self._first: dict[str, int] = {}  # column of a site's first part
-        column = 0
         for site in base.sites:
-            own = slice(column, column + len(site.parts))
+            own = slice(base.columns[site.name], base.columns[site.name] + len(site.parts))
             self.sites[site.name] = SiteBank(
                 self._slots, self._offsets[:, own], self._ranks[:, own], self._scales[:, own], max_rank
             )
-            self._first[site.name] = column
-            column += len(site.parts)
 
     @property
     def num_bytes(self) -> int:
@@ -71,21 +67,13 @@ class AdapterBank:
     @torch.inference_mode()
     def write(self, slot: int, adapter: Adapter) -> None:
         """Copies an adapter into a slot that no row uses."""
-        offsets = torch.zeros(self._offsets.shape[1:], dtype=torch.int64)
-        ranks = torch.zeros(len(offsets), dtype=torch.int32)
-        scales = torch.zeros(len(offsets), dtype=torch.float32)
-        for name, site in adapter.weights.items():
-            for index, part in site.items():
-                column = self._first[name] + index
-                offsets[column] = torch.tensor([int(part.a.storage_offset()), int(part.b.storage_offset())])
-                ranks[column], scales[column] = part.rank, part.scale
-        size = len(adapter.memory)
+        size, tables = len(adapter.memory), adapter.tables
         self._copy(
             [
                 (self._slots[slot, :size], adapter.memory),
-                (self._offsets[slot], offsets),
-                (self._ranks[slot], ranks),
-                (self._scales[slot], scales),
+                (self._offsets[slot], tables.offsets),
+                (self._ranks[slot], tables.ranks),
+                (self._scales[slot], tables.scales),
             ]
         )
 

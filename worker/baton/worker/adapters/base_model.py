@@ -1,4 +1,4 @@
-"""The places of a base model that adapters change: its linears, and its embedding. Knows no values."""
+"""The places of a base model that adapters change: its linears, its embedding, and its head. Knows no values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from baton.rpc.errors import Unsupported
+from baton.worker.core import HeadKind
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
@@ -56,9 +57,18 @@ class BaseModel:
     architecture: str
     sites: Sequence[Site]
     embedding: str  # the name of its site
+    head: str = ""  # the name of its site; empty: the model generates nothing
     refused: Mapping[str, str] = field(default_factory=dict)  # why, by module
     experts: tuple[str, ...] = ()  # beginnings of the names of experts' modules
     places: Mapping[str, Place] = field(default_factory=dict)  # by module, under every name that checkpoints have
+    columns: Mapping[str, int] = field(init=False)  # of each site's first part, among those of all sites
+    num_parts: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        counts = [len(site.parts) for site in self.sites]
+        firsts = [0, *accumulate(counts)]
+        object.__setattr__(self, "columns", {site.name: first for site, first in zip(self.sites, firsts, strict=False)})
+        object.__setattr__(self, "num_parts", firsts[-1])
 
     def nearest(self, module: str) -> str:
         """Returns the module of the most similar name, or nothing."""
@@ -83,16 +93,20 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
     sites: list[Site] = []
     experts: list[str] = []
     refused: dict[str, str] = {}
+    head = config.names.lm_head if HeadKind.GENERATE in config.heads else ""
     for shape in linear_shapes(config, dtype):
         if not isinstance(shape, LinearShape):
             stem = (shape.prefix + shape.names.down).partition("{}")[0].rpartition(".experts")
             experts += [f"{spelling}.experts" for spelling in _spellings(config, stem[0])]
             continue
         if shape.kind == "head":
-            refused |= {part.name: "the head is not exchanged for a request" for part in shape.parts}
+            refused |= {part.name: "linears of poolers have no adapters" for part in shape.parts if part.name != head}
         else:
             sites.append(_site(config, shape))
-    refused.setdefault(config.names.lm_head, "the head is not exchanged for a request")
+    if head:  # also where it shares the embedding's matrix: an update of one does not change the other
+        sites.append(Site(head, (Part(head, config.vocab_size),), config.hidden_size))
+    else:
+        refused.setdefault(config.names.lm_head, "the model is used without it")
     embedding = Part(config.names.embed, config.hidden_size)
     sites.append(Site(embedding.name, (embedding,), config.vocab_size, is_embedding=True))
     places = {
@@ -102,7 +116,7 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
         for spelling in _spellings(config, part.name)
     }
     reasons = {spelling: why for name, why in refused.items() for spelling in _spellings(config, name)}
-    return BaseModel(config.architecture, tuple(sites), embedding.name, reasons, tuple(experts), places)
+    return BaseModel(config.architecture, tuple(sites), embedding.name, head, reasons, tuple(experts), places)
 
 
 def _site(config: ModelConfig, shape: LinearShape) -> Site:

@@ -84,7 +84,7 @@ def read_adapter(folder: Path, base: BaseModel, max_rank: int, dtype: torch.dtyp
             place = _place(base, module, files.file.path)
             part = _read_part(files, module, found, place, dtype)
             weights.setdefault(place.site.name, {})[place.part] = part
-        return packed_adapter(files.digest, files.config.max_rank, weights, dtype)
+        return packed_adapter(files.digest, files.config.max_rank, weights, base, dtype)
 
 
 def _modules(file: SafetensorsFile) -> dict[str, _Found]:

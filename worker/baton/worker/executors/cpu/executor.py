@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -19,6 +20,7 @@ from baton.rpc.errors import ServiceError
 from baton.worker.adapters.bank import AdapterBank
 from baton.worker.adapters.base_model import base_model_of
 from baton.worker.adapters.device import AdapterDevice
+from baton.worker.adapters.head import NoHeadAdapters
 from baton.worker.adapters.ops import PlainUpdates, SiteUpdates
 from baton.worker.adapters.tensors import HostAdapters
 from baton.worker.config import WorkerConfig
@@ -134,12 +136,12 @@ class CpuExecutor:
         self._lanes = Lanes(1 if config.invariant else torch.get_num_threads())
         self._drafts = self._make_drafts(config, loaded, longest, plugins)
         self.max_step_tokens = self.max_masked_tokens = self._drafts.max_step_tokens
+        self.adapters = _adapters(config, loaded.config, dtype)
         self._heads = {kind: self._make_head(kind, loaded.config) for kind in self.model.heads}
         cache = [self._memory.tensor(number) for number in self._kv_layers]
         scales = kv_scales_of(loaded, torch.device("cpu")) if self._kv_dtype is not dtype else None
         self._kv = PagedKv(cache, dtype, self.kv_spec.layer_groups, scales)
         device = self._new_device(longest, batch_invariant=config.invariant)
-        self.adapters = _adapters(config, loaded.config, dtype)
         self._device: Device[Any] = device if self.adapters is None else _with_adapters(device, self.adapters)
         check_products(loaded.weights, loaded.config.experts, self._device)
         if config.invariant:
@@ -287,7 +289,9 @@ class CpuExecutor:
     def _make_head(self, kind: HeadKind, config: ModelConfig) -> Head[Any, Any, StepResult]:
         num_rows = self._num_rows
         if kind is HeadKind.GENERATE:
-            return GenerateHead(self._rows, num_rows, config, self.processors, self._logprobs_mode)
+            return GenerateHead(
+                self._rows, num_rows, config, self.processors, self._logprobs_mode, self.adapters or NoHeadAdapters()
+            )
         assert config.pooler is not None, "configs with this head have one"
         return PoolHead(config.pooler, config.hidden_size, num_rows, torch.device("cpu"))
 
@@ -325,17 +329,16 @@ class CpuExecutor:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = self._steps.make(computed)
-        if self.adapters is not None:
-            self.adapters.begin(computed)
-        has_adapters = self.adapters is not None and self.adapters.bank.rows is not None  # of the whole step's rows
-        if isinstance(inputs, WholeInputs) and not has_adapters:  # which writes no keys and values
-            hidden = self._lanes.forward(decoder.forward, inputs)
-        else:
-            hook = self._layer_hook
-            on_written = None if hook is None else partial(self._report_layer, hook, plan)
-            states = self._drafts.hidden_states()
-            hidden = decoder.forward(inputs, on_written=on_written, hidden_states=states)
-            self._drafts.take_hidden(computed, states)
+        with nullcontext() if self.adapters is None else self.adapters.used(computed):
+            has_adapters = self.adapters is not None and self.adapters.bank.rows is not None  # of the whole step's rows
+            if isinstance(inputs, WholeInputs) and not has_adapters:  # which writes no keys and values
+                hidden = self._lanes.forward(decoder.forward, inputs)
+            else:
+                hook = self._layer_hook
+                on_written = None if hook is None else partial(self._report_layer, hook, plan)
+                states = self._drafts.hidden_states()
+                hidden = decoder.forward(inputs, on_written=on_written, hidden_states=states)
+                self._drafts.take_hidden(computed, states)
         self._damaged = damaged_rows(hidden, computed, self.kv_spec, self._steps.states, self._memory.states)
         return self._heads[plan.head].run(computed, inputs, decoder, hidden)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from baton.rpc.errors import ServiceError
+from baton.worker.adapters.head import HeadAdapters, NoHeadAdapters
 from baton.worker.core import Int32, Int64, StepPlan, StepResult, TokenLogprobs, TokenMasks
 from baton.worker.executors.cpu.masked_rows import MaskedRows
 from baton.worker.executors.cpu.prompt_logprobs import PromptEntries, PromptLogprobs
@@ -22,6 +23,8 @@ from baton.worker.models.model import Model
 from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet, RowTokens
 from baton.worker.sampling.sampler import Sampler
+
+_NO_ADAPTERS = NoHeadAdapters()
 
 
 class Undrawn(NamedTuple):
@@ -93,8 +96,10 @@ class GenerateHead:
         config: ModelConfig,
         processors: ProcessorSet = NO_PROCESSORS,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        adapters: HeadAdapters = _NO_ADAPTERS,
     ) -> None:
         self._rows = rows
+        self._adapters = adapters
         self._processors = processors
         self._sampler = Sampler(num_rows, config.vocab_size, logprobs_mode)
         self._prompt_logprobs = PromptLogprobs(rows)
@@ -110,15 +115,25 @@ class GenerateHead:
             self._prompt_logprobs.admit(init)
 
     def run(self, plan: StepPlan, step: StepInputs, decoder: Model[StepInputs], hidden: Tensor) -> Undrawn:
-        scored = self._prompt_logprobs.of(plan, hidden, decoder.logits)
+        def of_row(states: Tensor, row: int) -> Tensor:
+            return self._logits(decoder, states, np.full(len(states), row))
+
+        scored = self._prompt_logprobs.of(plan, hidden, of_row)
         if not plan.samples.any():
             return Undrawn(None, scored)
+        rows = np.repeat(plan.rows, plan.num_scheduled_tokens).astype(np.int64)
         if not plan.samples.all() or plan.num_decodes != len(plan.rows):
             last = np.cumsum(plan.num_scheduled_tokens, dtype=np.int64) - 1
             num_decoded = int(plan.num_scheduled_tokens[: plan.num_decodes].sum())
             prompts = last[plan.num_decodes :][plan.samples[plan.num_decodes :]]
-            hidden = hidden.index_select(0, torch.from_numpy(np.concatenate((np.arange(num_decoded), prompts))))
-        return Undrawn(decoder.logits(hidden), scored)
+            chosen = np.concatenate((np.arange(num_decoded), prompts))
+            hidden, rows = hidden.index_select(0, torch.from_numpy(chosen)), rows[chosen]
+        return Undrawn(self._logits(decoder, hidden, rows), scored)
+
+    def _logits(self, decoder: Model[StepInputs], hidden: Tensor, rows: Int64) -> Tensor:
+        """Returns the logits of states of these rows."""
+        with self._adapters.head_used(rows):
+            return decoder.logits(hidden)
 
     def finish(self, plan: StepPlan, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32) -> StepResult:
         result = StepResult(plan.step, np.empty(0, np.int32), np.zeros(len(plan.rows), np.int32))

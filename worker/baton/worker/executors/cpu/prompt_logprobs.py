@@ -35,8 +35,11 @@ class PromptLogprobs:
     def free(self, row: int) -> None:
         self._num_top.pop(row, None)
 
-    def of(self, plan: StepPlan, hidden: Tensor, logits: Callable[[Tensor], Tensor]) -> dict[int, PromptEntries]:
-        """Returns entries by index into the plan's rows, from the step's hidden states [num_tokens, hidden_size]."""
+    def of(self, plan: StepPlan, hidden: Tensor, logits: Callable[[Tensor, int], Tensor]) -> dict[int, PromptEntries]:
+        """Returns entries by index into the plan's rows, from the step's hidden states [num_tokens, hidden_size].
+
+        `logits`: of states of one row of the batch.
+        """
         found: dict[int, PromptEntries] = {}
         if not self._num_top:
             return found
@@ -50,7 +53,8 @@ class PromptLogprobs:
             if count > 0:
                 begin = ends[index] - int(plan.num_scheduled_tokens[index])
                 token_ids = self._rows.token_ids[row, first : first + count]
-                found[index] = (first, _entries(hidden[begin : begin + count], token_ids, num_top, logits))
+                states = hidden[begin : begin + count]
+                found[index] = (first, _entries(states, token_ids, num_top, logits, row))
         return found
 
 
@@ -58,13 +62,14 @@ def _entries(
     hidden: Tensor,
     token_ids: np.ndarray[tuple[int, ...], np.dtype[np.int32]],
     num_top: int,
-    logits: Callable[[Tensor], Tensor],
+    logits: Callable[[Tensor, int], Tensor],
+    row: int,
 ) -> list[TokenLogprobs]:
     entries: list[TokenLogprobs] = []
     wanted = torch.from_numpy(token_ids.astype(np.int64)).to(hidden.device)
     for begin in range(0, len(hidden), _MAX_POSITIONS):
         end = begin + _MAX_POSITIONS
-        found = row_logprobs(logits(hidden[begin:end]), wanted[begin:end], num_top)
+        found = row_logprobs(logits(hidden[begin:end], row), wanted[begin:end], num_top)
         columns = (found.logprobs, found.ranks, found.top_token_ids, found.top_logprobs)
         for logprob, rank, top_ids, top in zip(*(column.tolist() for column in columns), strict=True):
             entries.append(TokenLogprobs(logprob, rank, tuple(top_ids), tuple(top)))

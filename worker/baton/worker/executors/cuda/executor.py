@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from baton.kernels.table import Case
 from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import NO_PLUGINS, Plugins
+from baton.worker.adapters.head import NoHeadAdapters
 from baton.worker.config import WorkerConfig
 from baton.worker.core import BlockId, HeadKind, Int32, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.base import LayerHook
@@ -254,6 +255,8 @@ class CudaExecutor(DeviceExecutor):
         rows = config.max_num_requests
         spec, self._kv_layers = self.kv_spec, self.kv_spec.kv_layers
         self._batch = DeviceBatch(rows, max_model_len, config.block_size, device, len(spec.token_groups))
+        if config.enable_lora:
+            self.adapters = CudaAdapters(config, model, dtype, device)
         generate = self._make_generate_head(model) if self._generates else None
         self._heads = {} if generate is None else {HeadKind.GENERATE: generate}
         if model.pooler is not None:
@@ -271,8 +274,6 @@ class CudaExecutor(DeviceExecutor):
         cos_sin = cos_sin_tables(model.ropes, model.rope_head_dim, max_model_len)
         self._states = make_states(spec, self._paged, rows)
         self._ops = device_of(config, self._paged, cos_sin, self._states)
-        if config.enable_lora:
-            self.adapters = CudaAdapters(config, model, dtype, device)
         decoding = self._ops if self.adapters is None else self.adapters.device_over(self._ops)
         self._decoder = make_model(model, loaded.weights, decoding)
         self._stepper = Stepper(
@@ -315,6 +316,7 @@ class CudaExecutor(DeviceExecutor):
             batch_invariant=self._config.invariant,
             processors=self.processors,
             logprobs_mode=LogprobsMode(self._config.logprobs_mode),
+            adapters=self.adapters or NoHeadAdapters(),
         )
 
     def _make_host_cache(self, phases: StartPhases) -> HostCache | None:

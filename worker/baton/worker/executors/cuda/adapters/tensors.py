@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from baton.rpc.errors import InvalidRequest
@@ -11,7 +13,7 @@ from baton.worker.adapters.device import AdapterDevice
 from baton.worker.adapters.ops import SiteUpdates
 from baton.worker.adapters.tensors import TensorAdapters
 from baton.worker.config import WorkerConfig
-from baton.worker.core import StepPlan
+from baton.worker.core import Int64, StepPlan
 from baton.worker.executors.cuda.adapters.device_rows import DeviceRows
 from baton.worker.executors.cuda.adapters.slot_copies import SlotCopies
 from baton.worker.executors.cuda.adapters.updates import CudaUpdates
@@ -43,6 +45,14 @@ class CudaAdapters(TensorAdapters):
         if slots is not None:
             self.rows.upload(slots, num_rows)
         return slots is not None
+
+    def head_used(self, rows: Int64) -> AbstractContextManager[None]:
+        """Implements HeadAdapters."""
+        slots = self.head_slots(rows)
+        if slots is None:
+            return nullcontext()
+        self.rows.upload(slots, len(slots))
+        return self.rows.used(len(slots))
 
     def device_over(self, device: Device[StepInputs]) -> AdapterDevice[StepInputs]:
         """Returns a device that adds the updates."""

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from baton.rpc.errors import ServiceError
-from baton.worker.core import Int32, StepPlan, StepResult, TokenMasks
+from baton.worker.adapters.head import HeadAdapters, NoHeadAdapters
+from baton.worker.core import Int32, Int64, StepPlan, StepResult, TokenMasks
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
 from baton.worker.executors.cuda.sampling.processing import DeviceProcessing
@@ -24,6 +25,8 @@ from baton.worker.layers.cuda.step import StepInputs
 from baton.worker.models.model import Model
 from baton.worker.sampling.logprobs_mode import LogprobsMode
 from baton.worker.sampling.processors.processor_set import NO_PROCESSORS, ProcessorSet
+
+_NO_ADAPTERS = NoHeadAdapters()
 
 
 class Computed(NamedTuple):
@@ -82,10 +85,12 @@ class GenerateHead:
         batch_invariant: bool = False,
         processors: ProcessorSet = NO_PROCESSORS,
         logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
+        adapters: HeadAdapters = _NO_ADAPTERS,
     ) -> None:
         # Shared by captured steps; untouched without them.
         self.logits = torch.empty(num_rows if captured else 0, vocab_size, dtype=dtype, device=device)
         self._batch = batch
+        self._adapters = adapters
         self._processing = DeviceProcessing(processors, batch)
         self._sampler = DeviceSampler(num_rows, vocab_size, batch, device, logprobs_mode=logprobs_mode)
         self._prompt_logprobs = DevicePromptLogprobs(batch, batch_invariant=batch_invariant)
@@ -120,17 +125,26 @@ class GenerateHead:
 
     def run(self, plan: StepPlan, step: DeviceStep, decoder: Model[StepInputs], hidden: Tensor) -> Undrawn:
         sampler, rows = self._sampler, step.chosen_rows
-        scored = self._prompt_logprobs.of(plan, step.columns, hidden, decoder.logits)
+
+        def of_row(states: Tensor, row: int) -> Tensor:
+            return self._logits(decoder, states, np.full(len(states), row))
+
+        scored = self._prompt_logprobs.of(plan, step.columns, hidden, of_row)
         if not len(rows):
             none = torch.empty(0, dtype=torch.int32, device=self._device)
             return Undrawn(none, none, hidden[:0], _nothing, _nothing, scored)
-        logits = decoder.logits(hidden[step.last])
+        logits = self._logits(decoder, hidden[step.last], step.columns.rows[step.columns.chosen])
         tokens = torch.empty(len(rows), dtype=torch.int32, device=self._device)
         seq_lens = step.inputs.seq_lens[step.chosen]
         sampler.draw(logits, rows, seq_lens, tokens)
         draw_special = partial(sampler.draw_special, logits, rows, seq_lens, tokens)
         score = partial(sampler.score, logits, rows, tokens)
         return Undrawn(rows, tokens, logits, draw_special, score, scored)
+
+    def _logits(self, decoder: Model[StepInputs], hidden: Tensor, rows: Int64) -> Tensor:
+        """Returns the logits of states of these rows of the batch."""
+        with self._adapters.head_used(rows):
+            return decoder.logits(hidden)
 
     def finish(self, plan: StepPlan, undrawn: Undrawn, masks: TokenMasks | None, left_out: Int32) -> Computed:
         """Samples special rows and computes log-probabilities. Called after `run` or a captured step."""

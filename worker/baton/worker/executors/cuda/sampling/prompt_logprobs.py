@@ -72,21 +72,24 @@ class DevicePromptLogprobs:
                 self._num_top[init.row] = init.sampling.prompt_logprobs
 
     def of(
-        self, plan: StepPlan, columns: StepColumns, hidden: Tensor, logits: Callable[[Tensor], Tensor]
+        self, plan: StepPlan, columns: StepColumns, hidden: Tensor, logits: Callable[[Tensor, int], Tensor]
     ) -> PendingPromptLogprobs | None:
-        """Starts to compute entries from the step's residual stream [num_tokens, hidden_size]. None: no row asks."""
+        """Starts to compute entries from the step's residual stream [num_tokens, hidden_size]. None: no row asks.
+
+        `logits`: of states of one row of the batch.
+        """
         if not self._num_top:
             return None
         pending = PendingPromptLogprobs()
         for part in prompt_parts(plan, columns, self._batch.num_prompt_tokens, self._num_top.keys()):
             token_ids = self._batch.token_ids[part.row, part.first : part.first + part.count].long()
             states = hidden[part.begin : part.begin + part.count]
-            found = self._scored(states, token_ids, self._num_top[part.row], logits)
+            found = self._scored(states, token_ids, logits, part.row)
             pending.parts.append((part, [to_pinned(column) for column in found]))
         return pending
 
     def _scored(
-        self, hidden: Tensor, token_ids: Tensor, num_top: int, logits: Callable[[Tensor], Tensor]
+        self, hidden: Tensor, token_ids: Tensor, logits: Callable[[Tensor, int], Tensor], row: int
     ) -> list[Tensor]:
         pieces: list[RowLogprobs] = []
         for begin in range(0, len(hidden), MAX_POSITIONS):
@@ -96,7 +99,7 @@ class DevicePromptLogprobs:
                 # PyTorch splits a sum over a row depending on the number of rows, so that number is constant.
                 states = functional.pad(states, (0, 0, 0, MAX_POSITIONS - count))
                 wanted = functional.pad(wanted, (0, MAX_POSITIONS - count))
-            found = row_logprobs(logits(states), wanted, num_top)
+            found = row_logprobs(logits(states, row), wanted, self._num_top[row])
             pieces.append(RowLogprobs(*(column[:count] for column in found)))
         return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
