@@ -152,6 +152,7 @@ def _expand_gated(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    STAGES: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """out = silu(gate + its update) * (up + its update), also in rows without an adapter"""
@@ -190,7 +191,7 @@ def _expand_gated(
     low = _narrow(low_ptr, first, here, rs, gate_rank, split_stride, SPLITS).to(slots_ptr.dtype.element_ty)
     up_low = _narrow(low_ptr, up_first, here, rs, up_rank, split_stride, SPLITS).to(slots_ptr.dtype.element_ty)
     begin = tl.program_id(1) * steps * BLOCK_N
-    for col in tl.range(begin, min(SIZE, begin + steps * BLOCK_N), BLOCK_N, num_stages=3):
+    for col in tl.range(begin, min(SIZE, begin + steps * BLOCK_N), BLOCK_N, num_stages=STAGES):
         cols = tl.multiple_of(col, BLOCK_N) + tl.arange(0, BLOCK_N)
         if SIZE % BLOCK_N == 0:
             gate_cols = cols
@@ -306,6 +307,7 @@ def expand_gated_adapters(
     blocks = triton.cdiv(size, block_n)
     most = _MOST_STEPS if tile_rows <= _MANY_ROWS else _STEPS_OF_MANY
     steps = max(1, min(most, len(tiles) * blocks // _GATED_PROGRAMS))
+    stages = 3 if slots.itemsize == 2 else 1  # more of fp32 take more shared memory than there is
     _expand_gated[(len(tiles), triton.cdiv(blocks, steps))](
         out,
         gate_up,
@@ -327,8 +329,10 @@ def expand_gated_adapters(
         BLOCK_M=max(16, triton.next_power_of_2(tile_rows)),
         BLOCK_N=block_n,
         BLOCK_R=block_r(max_rank),
+        STAGES=stages,
         OVERLAP=overlap,
         num_warps=num_warps,
+        num_stages=stages,
         launch_pdl=overlap,
     )
     return out
