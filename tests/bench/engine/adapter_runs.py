@@ -166,7 +166,7 @@ class RandomAdapters:
                 for index, part in enumerate(site.parts)
             }
             for site in self._memory.base.sites
-            if not site.is_embedding and site.name != self._memory.base.head
+            if not site.is_embedding and not site.num_experts and site.name != self._memory.base.head
         }
         return packed_adapter(b"", rank, weights, self._memory.base, self._dtype)
 

@@ -9,6 +9,7 @@ import pytest
 from support.engine.interpreted_card import use_interpreted_card
 from support.engine.step_harness import StepHarness
 from support.engine.tiny_adapters import linears_of, merged, save_adapter
+from support.engine.tiny_expert_adapters import merged_experts, save_expert_adapter
 from support.engine.tiny_models import generate_greedily, make_model, prompts
 
 from baton.rpc.errors import InvalidRequest
@@ -52,6 +53,28 @@ def test_a_batch_of_adapters_equals_the_merged_models(
     assert [one.output[:COUNT] for one in running] == expected
     base = [generate_greedily(model, prompt, COUNT) for prompt in asked]
     assert sum(one != other for one, other in zip(base, expected, strict=True)) == 4, "adapters change the tokens"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_experts_may_be_changed(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(family, tmp_path / "base")
+    forms: list[dict[str, Any]] = [{}, {"parameters": ("down_proj",)}]
+    folders = [
+        save_expert_adapter(model, tmp_path / str(index), seed=index, rank=2 + index, **form)
+        for index, form in enumerate(forms)
+    ]
+    oracles = [model, *(merged_experts(model, folder, **form) for folder, form in zip(folders, forms, strict=True))]
+    use_interpreted_card(monkeypatch)
+    executor = start(tmp_path / "base", max_lora_expert_rank=4)
+    assert executor.adapters is not None
+    for slot, folder in enumerate(folders):
+        executor.adapters.write(slot, executor.adapters.read(str(folder)))
+    harness, asked = StepHarness(executor), prompts(3, 12)
+    running = [harness.admit(prompt, adapter_slot=index - 1) for index, prompt in enumerate(asked)]
+    harness.run(3, 9)
+    expected = [generate_greedily(oracle, prompt, 3) for oracle, prompt in zip(oracles, asked, strict=True)]
+    assert [one.output[:3] for one in running] == expected
+    assert [generate_greedily(model, prompt, 3) for prompt in asked[1:]] != expected[1:], "adapters change the tokens"
 
 
 def test_slots_that_do_not_fit_are_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,15 @@ class AdapterSettings(ModelSettings):
             "maximum": MAX_RANK,
         },
     )
+    max_lora_expert_rank: int = field(
+        default=0,
+        metadata={
+            "help": "The largest rank of an adapter at experts, for each of which memory of the device is reserved. 0: "
+            "adapters change no experts.",
+            "minimum": 0,
+            "maximum": MAX_RANK,
+        },
+    )
     max_cpu_loras: int = field(
         default=0,
         metadata={"help": "Adapters kept in host memory. 0: four times --max-loras.", "minimum": 0, "maximum": 65536},

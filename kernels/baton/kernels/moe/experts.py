@@ -118,9 +118,20 @@ def gate_and_up(x: Rows, aligned: Alignment, top_k: int, weight: PackedWeight, g
 
 def down_and_sum(x: Rows, aligned: Alignment, weights: Tensor, weight: PackedWeight, dtype: torch.dtype) -> Tensor:
     """Returns each token's down projections summed with `weights` [num_tokens, top_k]: [num_tokens, hidden_size]."""
+    hidden, (num_tokens, top_k) = weight.num_rows, weights.shape
+    pairs = down_pairs(x, aligned, weights, weight, dtype)
+    out = torch.empty(num_tokens, hidden, dtype=dtype, device=pairs.device)
+    overlap = overlaps(pairs)
+    sum_kernel[(num_tokens, triton.cdiv(hidden, 1024))](
+        out, pairs, hidden, TOP_K=top_k, BLOCK=1024, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
+    )
+    return out
+
+
+def down_pairs(x: Rows, aligned: Alignment, weights: Tensor, weight: PackedWeight, dtype: torch.dtype) -> Tensor:
+    """Returns each pair's product times its weight, [num_pairs, hidden_size]."""
     values, hidden = x.values, weight.num_rows
-    num_tokens, top_k = weights.shape
-    pairs = torch.empty(num_tokens * top_k, hidden, dtype=dtype, device=values.device)
+    pairs = torch.empty(weights.numel(), hidden, dtype=dtype, device=values.device)
     tiling = _tiling(weight, x, aligned.tile, 1)
     overlap = overlaps(values)
     down_kernel[(len(aligned.experts) * triton.cdiv(hidden, tiling.block_n),)](
@@ -141,11 +152,7 @@ def down_and_sum(x: Rows, aligned: Alignment, weights: Tensor, weight: PackedWei
         num_warps=tiling.num_warps,
         launch_pdl=overlap,
     )
-    out = torch.empty(num_tokens, hidden, dtype=dtype, device=values.device)
-    sum_kernel[(num_tokens, triton.cdiv(hidden, 1024))](
-        out, pairs, hidden, TOP_K=top_k, BLOCK=1024, OVERLAP=overlap, num_warps=4, launch_pdl=overlap
-    )
-    return out
+    return pairs
 
 
 def _tiling(weight: PackedWeight, x: Rows, tile: int, matrices: int) -> Tiling:

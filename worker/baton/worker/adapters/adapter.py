@@ -63,16 +63,22 @@ def packed_adapter(digest: bytes, rank: int, weights: Weights, base: BaseModel, 
     offsets = np.zeros((base.num_parts, 2), np.int64)
     ranks, scales = np.zeros(base.num_parts, np.int32), np.zeros(base.num_parts, np.float32)
     place = 0
+    shared: dict[int, tuple[Tensor, int]] = {}  # narrow matrices that several parts have, and their places
     for name, site in weights.items():
         for index, part in site.items():
             column = base.columns[name] + index
-            offsets[column, 0], ranks[column], scales[column] = place, part.rank, part.scale
-            a, place = _put(part.a, memory, place)
+            ranks[column], scales[column] = part.rank, part.scale
+            if id(part.a) in shared:
+                a, offsets[column, 0] = shared[id(part.a)]
+            else:
+                offsets[column, 0] = place
+                a, place = _put(part.a, memory, place)
+                shared[id(part.a)] = a, int(offsets[column, 0])
             offsets[column, 1] = place
             b, place = _put(part.b.t(), memory, place)
             packed.setdefault(name, {})[index] = PartWeights(a, b.t(), part.scale)
     tables = Tables(torch.from_numpy(offsets), torch.from_numpy(ranks), torch.from_numpy(scales))
-    return Adapter(digest, rank, packed, memory, tables)
+    return Adapter(digest, rank, packed, memory[:place], tables)
 
 
 def packed_size(shapes: Iterable[tuple[int, int, int]]) -> int:

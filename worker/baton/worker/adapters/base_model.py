@@ -6,48 +6,29 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import NamedTuple
 
 import torch
 
 from baton.rpc.errors import Unsupported
+from baton.worker.adapters.expert_sites import (
+    ExpertSites,
+    Stack,
+    expert_modules,
+    expert_sites,
+    expert_stacks,
+    renamed,
+)
+from baton.worker.adapters.site import Place, Site
 from baton.worker.core import HeadKind
 from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.quantization.base import LinearShape, Part
+from baton.worker.quantization.experts import ExpertsShape
 from baton.worker.weights.build import linear_shapes
 
+PARTS_UNIT = 6  # divisible by the parts of every site: the experts of all slots are numbered evenly
 _NEAREST = 0.5  # similarity of a name that errors suggest
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A linear of ours, of one or several of the checkpoint's; or the embedding."""
-
-    name: str  # of the first part
-    parts: Sequence[Part]
-    in_features: int
-    head_dim: int = 0  # rows of one part are queries, keys and values head by head, and ours are not; 0: they are alike
-    swapped: bool = False  # the halves of one part's rows are in the other order here
-    is_embedding: bool = False  # in_features is the vocabulary
-
-    @property
-    def out_features(self) -> int:
-        """Rows of all parts."""
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def ends(self) -> tuple[int, ...]:
-        """The row after each part's last one."""
-        return tuple(accumulate(part.rows for part in self.parts))
-
-
-class Place(NamedTuple):
-    """A module of the base model."""
-
-    site: Site
-    part: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +40,17 @@ class BaseModel:
     embedding: str  # the name of its site
     head: str = ""  # the name of its site; empty: the model generates nothing
     refused: Mapping[str, str] = field(default_factory=dict)  # why, by module
-    experts: tuple[str, ...] = ()  # beginnings of the names of experts' modules
+    experts: Mapping[str, ExpertSites] = field(default_factory=dict)  # by the prefix of their layer's names
+    stacks: Mapping[str, Mapping[str, Stack]] = field(default_factory=dict)  # by module and parameter
     places: Mapping[str, Place] = field(default_factory=dict)  # by module, under every name that checkpoints have
     columns: Mapping[str, int] = field(init=False)  # of each site's first part, among those of all sites
-    num_parts: int = field(init=False)
+    num_parts: int = field(init=False)  # of all sites, and unused ones up to a multiple of PARTS_UNIT
 
     def __post_init__(self) -> None:
         counts = [len(site.parts) for site in self.sites]
         firsts = [0, *accumulate(counts)]
         object.__setattr__(self, "columns", {site.name: first for site, first in zip(self.sites, firsts, strict=False)})
-        object.__setattr__(self, "num_parts", firsts[-1])
+        object.__setattr__(self, "num_parts", -(-firsts[-1] // PARTS_UNIT) * PARTS_UNIT)
 
     def nearest(self, module: str) -> str:
         """Returns the module of the most similar name, or nothing."""
@@ -91,15 +73,13 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
             field="enable_lora",
         )
     sites: list[Site] = []
-    experts: list[str] = []
+    layers: list[tuple[ExpertsShape, ExpertSites]] = []
     refused: dict[str, str] = {}
     head = config.names.lm_head if HeadKind.GENERATE in config.heads else ""
     for shape in linear_shapes(config, dtype):
         if not isinstance(shape, LinearShape):
-            stem = (shape.prefix + shape.names.down).partition("{}")[0].rpartition(".experts")
-            experts += [f"{spelling}.experts" for spelling in _spellings(config, stem[0])]
-            continue
-        if shape.kind == "head":
+            layers.append((shape, expert_sites(shape)))
+        elif shape.kind == "head":
             refused |= {part.name: "linears of poolers have no adapters" for part in shape.parts if part.name != head}
         else:
             sites.append(_site(config, shape))
@@ -115,8 +95,17 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
         for index, part in enumerate(site.parts)
         for spelling in _spellings(config, part.name)
     }
+    stacks: dict[str, dict[str, Stack]] = {}
+    for shape, own in layers:
+        sites += own
+        for module, place in expert_modules(shape, own):
+            places |= dict.fromkeys(_spellings(config, module), place)
+        for module, parameter, stack in expert_stacks(shape, own):
+            for spelling in _spellings(config, module):
+                stacks.setdefault(spelling, {})[parameter] = stack
+    experts = {shape.prefix: own for shape, own in layers}
     reasons = {spelling: why for name, why in refused.items() for spelling in _spellings(config, name)}
-    return BaseModel(config.architecture, tuple(sites), embedding.name, head, reasons, tuple(experts), places)
+    return BaseModel(config.architecture, tuple(sites), embedding.name, head, reasons, experts, stacks, places)
 
 
 def _site(config: ModelConfig, shape: LinearShape) -> Site:
@@ -130,4 +119,5 @@ def _site(config: ModelConfig, shape: LinearShape) -> Site:
 
 
 def _spellings(config: ModelConfig, name: str) -> list[str]:
-    return [spelling.removesuffix(".weight") for spelling in config.names.spellings(f"{name}.weight")]
+    found = [spelling.removesuffix(".weight") for spelling in config.names.spellings(f"{name}.weight")]
+    return [spelling for one in found for spelling in renamed(one)]

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from baton.worker.adapters.bank import AdapterBank
+from baton.worker.adapters.base_model import BaseModel
+from baton.worker.adapters.experts import AdapterExpertsOps
 from baton.worker.adapters.ops import AdapterOps, SiteUpdates
 from baton.worker.layers.device import AttentionOps, Device, LatentOps, StateOps, StateTensors
 from baton.worker.layers.latent_spec import LatentSpec
@@ -29,14 +31,17 @@ class AdapterDevice(Generic[S]):
         self,
         device: Device[S],
         bank: AdapterBank,
-        embedding: str,  # the name of its site
+        base: BaseModel,
         updates: Callable[[str], SiteUpdates],  # of the site of a name
+        add: Callable[..., Tensor],  # the kernel add_adapters
         embed: Callable[..., Tensor],  # the kernel embed_adapters
     ) -> None:
         self._device = device
         self._bank = bank
-        self._embedding = bank.sites[embedding]
+        self._base = base
+        self._embedding = bank.sites[base.embedding]
         self._updates = updates
+        self._add = add
         self._embed = embed
 
     @property
@@ -58,7 +63,11 @@ class AdapterDevice(Generic[S]):
         return AdapterOps(self.kernels, ops, self._bank, self._updates(name))
 
     def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
-        return self._device.experts_ops(method, name)
+        """Returns ops of this layer's experts, or the format's if adapters do not change experts."""
+        ops, sites = self._device.experts_ops(method, name), self._base.experts.get(name)
+        if sites is None or not self._bank.expert_rank:
+            return ops
+        return AdapterExpertsOps(self.kernels, ops, self._bank, sites, self._add)
 
     def taken(self, table: Table, ids: Tensor) -> Tensor:
         return self._device.taken(table, ids)

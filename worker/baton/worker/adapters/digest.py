@@ -18,6 +18,8 @@ def adapter_digest(config: PeftConfig, file: SafetensorsFile) -> bytes:
     """Hashes what changes the result: scales, and every tensor's name, type, shape and sampled bytes."""
     facts = asdict(config)
     del facts["base_model"]
+    if not config.parameters:  # adapters without them have the digests of earlier versions
+        del facts["parameters"]
     text = json.dumps(facts)
     hasher = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES, person=b"baton-adapter")
     for name, entry in sorted(file.entries.items()):

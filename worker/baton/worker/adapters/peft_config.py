@@ -30,7 +30,6 @@ _VARIANTS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "layer_replication": ("layer replication", (None, [])),
     "trainable_token_indices": ("trainable tokens", (None, [], {})),
     "lora_bias": ("LoRA with biases", (False, None)),
-    "target_parameters": ("LoRA of parameters that are no linear layers", (None, [])),
 }
 # Initializations that change the base model's weights too.
 _CHANGED_BASES = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -47,11 +46,20 @@ class PeftConfig:
     rank_pattern: Mapping[str, int] = field(default_factory=dict)  # by a regular expression of the module's end
     alpha_pattern: Mapping[str, float] = field(default_factory=dict)
     base_model: str = ""  # as the trainer named it
+    parameters: tuple[str, ...] = ()  # ends of the names of parameters that are changed, beside whole modules
 
     @property
     def max_rank(self) -> int:
         """The largest rank of any module."""
         return max([self.rank, *self.rank_pattern.values()])
+
+    def targets(self, parameter: str) -> bool:
+        """Returns whether `target_parameters` has this parameter, by its full name."""
+        return any(parameter == one or parameter.endswith(f".{one}") for one in self.parameters)
+
+    def key_of(self, module: str) -> str:
+        """Returns the name by which patterns find a module: its weight's, if that is what is changed."""
+        return f"{module}.weight" if self.targets(f"{module}.weight") else module
 
     def rank_of(self, module: str) -> int:
         """Returns the rank of a module by its full name."""
@@ -83,6 +91,7 @@ def read_peft_config(folder: Path) -> PeftConfig:
         rank_pattern={key: int(value) for key, value in _pattern(path, "rank_pattern", values, whole=True).items()},
         alpha_pattern=_pattern(path, "alpha_pattern", values),
         base_model=str(values.get("base_model_name_or_path") or ""),
+        parameters=_names(path, "target_parameters", values),
     )
 
 
@@ -117,6 +126,13 @@ def _number(path: Path, key: str, value: Any, *, whole: bool = False) -> float:
         allowed = f"a whole number from 1 to {MAX_RANK}" if whole else "a number"
         raise InvalidRequest(f"{path}: {key} is {value!r}; it must be {allowed}", field=FIELD)
     return float(value)
+
+
+def _names(path: Path, key: str, values: Mapping[str, Any]) -> tuple[str, ...]:
+    given = values.get(key) or []
+    if not isinstance(given, list) or not all(isinstance(name, str) and name for name in given):
+        raise InvalidRequest(f"{path}: {key} is {given!r}; it must be a list of names", field=FIELD)
+    return tuple(sorted(given))
 
 
 def _pattern(path: Path, key: str, values: Mapping[str, Any], *, whole: bool = False) -> dict[str, float]:

@@ -2,64 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from baton.rpc.errors import InvalidRequest, Mismatch, NotFound, ServiceError, Unsupported
+from baton.rpc.errors import InvalidRequest, Mismatch, Unsupported
 from baton.worker.adapters.adapter import Adapter, PartWeights, packed_adapter
-from baton.worker.adapters.base_model import BaseModel, Place, Site
-from baton.worker.adapters.digest import adapter_digest
-from baton.worker.adapters.peft_config import FIELD, PeftConfig, read_peft_config
-from baton.worker.weights.files.safetensors_file import DTYPES, SafetensorsFile, TensorEntry
-
-WEIGHTS_FILE = "adapter_model.safetensors"
-_PICKLE = "adapter_model.bin"
-_PREFIX = "base_model.model."
-_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<kind>embedding_A|embedding_B|A|B)(\.weight)?")
-_MAGNITUDE = "lora_magnitude_vector"
-
-
-@dataclass(slots=True)
-class _Found:
-    """The two tensors of a module, by their names in the file."""
-
-    a: str = ""
-    b: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterFiles:
-    """An adapter's config and its open file. Checked, but not read."""
-
-    config: PeftConfig
-    file: SafetensorsFile
-    digest: bytes
-    modules: dict[str, _Found] = field(default_factory=dict)
-
-
-@contextmanager
-def open_adapter(folder: Path) -> Iterator[AdapterFiles]:
-    """Opens a folder's adapter. Raises a ServiceError that names the file and the key or tensor that is wrong."""
-    if not folder.is_dir():
-        raise NotFound(f"lora_path {str(folder)!r}: there is no such folder on the worker", field=FIELD)
-    config = read_peft_config(folder)
-    path = folder / WEIGHTS_FILE
-    if not path.exists():
-        pickled = (folder / _PICKLE).exists()
-        why = f"; {_PICKLE} is a pickle, which can run code: save it as safetensors" if pickled else ""
-        raise InvalidRequest(f"{folder} holds no {WEIGHTS_FILE}{why}", field=FIELD)
-    with _named_field():
-        file = SafetensorsFile(path)
-        try:
-            yield AdapterFiles(config, file, adapter_digest(config, file), _modules(file))
-        finally:
-            file.close()
+from baton.worker.adapters.base_model import BaseModel
+from baton.worker.adapters.files import AdapterFiles, Found, open_adapter, read_matrix
+from baton.worker.adapters.peft_config import FIELD
+from baton.worker.adapters.reading_stacks import read_stack, stack_of
+from baton.worker.adapters.site import Place, Site
 
 
 def read_digest(folder: Path) -> bytes:
@@ -68,46 +21,25 @@ def read_digest(folder: Path) -> bytes:
         return files.digest
 
 
-def read_adapter(folder: Path, base: BaseModel, max_rank: int, dtype: torch.dtype) -> Adapter:
-    """Reads an adapter for a base model. Raises as `open_adapter`, and Mismatch if it is for another base."""
+def read_adapter(folder: Path, base: BaseModel, max_rank: int, dtype: torch.dtype, *, expert_rank: int = 0) -> Adapter:
+    """Reads an adapter for a base model, with ranks up to these. Raises as `open_adapter`, and Mismatch if it is for
+    another base."""
     with open_adapter(folder) as files:
-        if files.config.max_rank > max_rank:
-            raise InvalidRequest(
-                f"{folder}: rank {files.config.max_rank} is above max_lora_rank={max_rank}; start workers with "
-                f"--max-lora-rank {files.config.max_rank}",
-                field=FIELD,
-            )
         if not files.modules:
             raise InvalidRequest(f"{files.file.path} holds no tensors of LoRA", field=FIELD)
         weights: dict[str, dict[int, PartWeights]] = {}
         for module, found in sorted(files.modules.items()):
+            parameter = stack_of(base, files, module)
+            if parameter is not None:
+                name, stack = parameter
+                _check_rank(files, name, stack.site, max_rank, expert_rank)
+                weights.setdefault(stack.site.name, {}).update(read_stack(files, found, name, stack, dtype))
+                continue
             place = _place(base, module, files.file.path)
+            _check_rank(files, files.config.key_of(module), place.site, max_rank, expert_rank)
             part = _read_part(files, module, found, place, dtype)
             weights.setdefault(place.site.name, {})[place.part] = part
         return packed_adapter(files.digest, files.config.max_rank, weights, base, dtype)
-
-
-def _modules(file: SafetensorsFile) -> dict[str, _Found]:
-    """Returns the tensors of each module, by its name in the base model."""
-    found: dict[str, _Found] = {}
-    for name in sorted(file.entries):
-        if name.endswith((".base_layer.weight", ".base_layer.bias")):  # PEFT's copy of a layer that did not change
-            continue
-        if _MAGNITUDE in name:
-            raise Unsupported(f"{file.path}: {name} is of DoRA, which is not supported", field=FIELD)
-        match = _TENSOR.fullmatch(name)
-        if match is None:
-            raise Unsupported(
-                f"{file.path}: {name} is no tensor of LoRA; only lora_A, lora_B and those of embeddings are read",
-                field=FIELD,
-            )
-        module = match["module"].removeprefix(_PREFIX)
-        setattr(found.setdefault(module, _Found()), match["kind"][-1].lower(), name)
-    for module, pair in found.items():
-        if not pair.a or not pair.b:
-            missing = "lora_B" if pair.a else "lora_A"
-            raise InvalidRequest(f"{file.path}: {module} has no {missing}; both are needed", field=FIELD)
-    return found
 
 
 def _place(base: BaseModel, module: str, path: Path) -> Place:
@@ -116,8 +48,6 @@ def _place(base: BaseModel, module: str, path: Path) -> Place:
         return place
     if why := base.refused.get(module):
         raise Unsupported(f"{path}: an update of {module} is not supported: {why}", field=FIELD)
-    if module.startswith(base.experts):
-        raise Unsupported(f"{path}: an update of {module} is not supported: experts have no adapters yet", field=FIELD)
     nearest = base.nearest(module)
     raise Mismatch(
         f"{path}: the base model, {base.architecture}, has no linear {module}"
@@ -126,42 +56,24 @@ def _place(base: BaseModel, module: str, path: Path) -> Place:
     )
 
 
-def _read_part(files: AdapterFiles, module: str, found: _Found, place: Place, dtype: torch.dtype) -> PartWeights:
-    site, rows, rank = place.site, place.site.parts[place.part].rows, files.config.rank_of(module)
-    a = _read(files.file, found.a, (rank, site.in_features), site, dtype)
-    b = _read(files.file, found.b, (rows, rank), site, dtype)
+def _read_part(files: AdapterFiles, module: str, found: Found, place: Place, dtype: torch.dtype) -> PartWeights:
+    key, site, rows = files.config.key_of(module), place.site, place.site.parts[place.part].rows
+    rank = files.config.rank_of(key)
+    a = read_matrix(files.file, found.a, (rank, site.in_features), site, dtype)
+    b = read_matrix(files.file, found.b, (rows, rank), site, dtype)
     if site.head_dim:
         b = b.unflatten(0, (-1, 3, site.head_dim)).transpose(0, 1).reshape(rows, rank)  # type: ignore[no-untyped-call]
     if site.swapped:
         b = b.roll(rows // 2, 0)
-    return PartWeights(a, b, files.config.scale_of(module))
+    return PartWeights(a, b, files.config.scale_of(key))
 
 
-def _read(file: SafetensorsFile, name: str, shape: tuple[int, int], site: Site, dtype: torch.dtype) -> Tensor:
-    entry: TensorEntry = file.entries[name]
-    if entry.dtype not in DTYPES:
+def _check_rank(files: AdapterFiles, key: str, site: Site, max_rank: int, expert_rank: int) -> None:
+    rank, most = files.config.rank_of(key), expert_rank if site.num_experts else max_rank
+    name = "max_lora_expert_rank" if site.num_experts else "max_lora_rank"
+    if rank > most:
         raise InvalidRequest(
-            f"{file.path}: {name} has dtype {entry.dtype}; it must be one of {', '.join(DTYPES)}", field=FIELD
-        )
-    if entry.shape != shape:
-        what = "the vocabulary or the width differs" if site.is_embedding else "the rank or the base model differs"
-        raise Mismatch(
-            f"{file.path}: {name} has shape {list(entry.shape)}; by adapter_config.json and the base model it must be "
-            f"{list(shape)}: {what}",
+            f"{files.file.path.parent}: {key}: rank {rank} is above {name}={most}; start workers with "
+            f"--{name.replace('_', '-')} {rank}",
             field=FIELD,
         )
-    stored = torch.frombuffer(bytearray(file.read(entry.start, entry.num_bytes)), dtype=DTYPES[entry.dtype])
-    tensor = stored.view(shape).to(dtype)
-    if not tensor.isfinite().all():
-        raise InvalidRequest(f"{file.path}: {name} has values that are not finite in {dtype}", field=FIELD)
-    return tensor
-
-
-@contextmanager
-def _named_field() -> Iterator[None]:
-    """Names the adapter's field in errors of files that models have too."""
-    try:
-        yield
-    except ServiceError as error:
-        error.field = FIELD
-        raise

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 NO_SLOT = -1  # of a row without an adapter
+FEW_TILE_ROWS = 16  # most rows of a tile in steps of few rows: decodes, hardly two of one adapter
 
 
 class AdapterRows(NamedTuple):

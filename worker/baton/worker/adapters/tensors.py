@@ -36,7 +36,7 @@ class TensorAdapters:
         return read_digest(Path(path))
 
     def read(self, path: str) -> Adapter:
-        return read_adapter(Path(path), self.base, self.bank.max_rank, self.dtype)
+        return read_adapter(Path(path), self.base, self.bank.max_rank, self.dtype, expert_rank=self.bank.expert_rank)
 
     def write(self, slot: int, adapter: HostAdapter) -> None:
         written = cast(Adapter, adapter)
@@ -79,7 +79,8 @@ class HostAdapters(TensorAdapters):
         """Sets these rows: one tile for each slot."""
         rows = rows_of(slots, len(slots))
         self.bank.rows = AdapterRows(torch.from_numpy(rows.order), torch.from_numpy(rows.tiles), len(slots))
+        self.bank.row_slots = torch.from_numpy(slots)
         try:
             yield
         finally:
-            self.bank.rows = None
+            self.bank.rows = self.bank.row_slots = None

@@ -40,6 +40,11 @@ class ExpertsOps(ABC):
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
         """Returns the sum of each token's experts `ids` by `weights`, both [num_tokens, top_k]."""
 
+    @abstractmethod
+    def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
+        """Returns the rows [num_pairs, k] of pairs, in the order of `ids` [num_tokens, top_k], times their experts'
+        matrices of a linear, `gate_up` (gates first) or `down`, plus their biases."""
+
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         """Adds what `run` returns to the stream."""
         stream.add(self.run(params, x, weights, ids, gate))

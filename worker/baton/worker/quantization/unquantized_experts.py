@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.moe.groups import Groups
 from baton.kernels.routing import Gate
 from baton.kernels.table import FEW_EXPERTS, Case, Row, find
 from baton.worker.quantization.base import Params, Source
@@ -57,6 +58,10 @@ class _CpuOps(ExpertsOps):
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
         return self._run(x, weights, ids, *_tensors(params, gate))
 
+    def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
+        groups = Groups(ids)
+        return groups.unsorted(groups.products(groups.sorted(rows), params[linear], params.get(f"{linear}_bias")))
+
 
 class _CudaOps(ExpertsOps):
     def __init__(self, kernels: Kernels, case: Case) -> None:
@@ -67,6 +72,11 @@ class _CudaOps(ExpertsOps):
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
         out: Tensor = self._row(params, ids.numel()).load()(x, weights, ids, *_tensors(params, gate))
         return out
+
+    def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
+        from baton.kernels.moe.products import expert_products  # imported here, because CPUs have no Triton
+
+        return expert_products(rows, ids, params[linear], params.get(f"{linear}_bias"))
 
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         row = self._row(params, ids.numel())

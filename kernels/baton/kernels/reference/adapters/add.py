@@ -84,11 +84,11 @@ def _updates(
     slots: Tensor, offsets: Tensor, ranks: Tensor, scales: Tensor, order: Tensor, tiles: Tensor
 ) -> Iterator[_Update]:
     """Yields those of each part, tile by tile."""
-    known = list(zip(ranks.tolist(), scales.tolist(), offsets.tolist(), strict=True))
     for slot, start, count in tiles.tolist():
         if slot < 0 or not count:
             continue
         rows = order[start : start + count].long()
-        for part, (rank, scale, places) in enumerate(zip(*known[slot], strict=True)):
+        known = ranks[slot].tolist(), scales[slot].tolist(), offsets[slot].tolist()
+        for part, (rank, scale, places) in enumerate(zip(*known, strict=True)):
             if rank:
                 yield _Update(rows, part, rank, scale, tuple(places), slots[slot])

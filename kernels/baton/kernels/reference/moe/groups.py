@@ -28,6 +28,14 @@ class Groups:
         """Returns the rows [num_pairs, hidden_size] of tokens x [num_tokens, hidden_size]."""
         return x.index_select(0, self._order.div(self._shape[1], rounding_mode="floor"))
 
+    def sorted(self, pairs: Tensor) -> Tensor:
+        """Returns pairs [num_pairs, width], which are in the order of the ids, as rows."""
+        return pairs.index_select(0, self._order)
+
+    def unsorted(self, rows: Tensor) -> Tensor:
+        """Returns rows in the order of the ids."""
+        return torch.empty_like(rows).index_copy_(0, self._order, rows)
+
     def products(self, rows: Tensor, matrices: Tensor, bias: Tensor | None) -> Tensor:
         """Returns each row times its expert's matrix of [num_experts, out, in], plus its bias of [num_experts, out]."""
         out = torch.empty(len(rows), matrices.shape[1], dtype=rows.dtype, device=rows.device)
@@ -46,7 +54,7 @@ class Groups:
 
         It is in the order of the token's choice, independent of other tokens.
         """
-        pairs = torch.empty_like(out).index_copy_(0, self._order, out).view(*self._shape, -1)
+        pairs = self.unsorted(out).view(*self._shape, -1)
         return torch.bmm(weights.to(out.dtype).unsqueeze(1), pairs).squeeze(1)
 
 

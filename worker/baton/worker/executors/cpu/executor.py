@@ -350,7 +350,14 @@ def _adapters(config: WorkerConfig, model: ModelConfig, dtype: torch.dtype) -> H
     if not config.enable_lora:
         return None
     base = base_model_of(model, dtype)
-    bank = AdapterBank(base, config.max_loras, config.max_lora_rank, dtype, torch.device("cpu"))
+    bank = AdapterBank(
+        base,
+        config.max_loras,
+        config.max_lora_rank,
+        dtype,
+        torch.device("cpu"),
+        expert_rank=config.max_lora_expert_rank,
+    )
     return HostAdapters(base, bank, config.max_num_requests, dtype)
 
 
@@ -361,7 +368,7 @@ def _with_adapters(device: CpuDevice, adapters: HostAdapters) -> AdapterDevice[A
     def updates(name: str) -> SiteUpdates:
         return PlainUpdates(bank.sites[name], bank.ends(name), add, device.kernels)
 
-    return AdapterDevice(device, bank, adapters.base.embedding, updates, embed)
+    return AdapterDevice(device, bank, adapters.base, updates, add, embed)
 
 
 def _model_spec(loaded: LoadedModel, max_model_len: int) -> ModelSpec:

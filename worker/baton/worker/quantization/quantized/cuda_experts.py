@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from baton.kernels.moe.products import expert_products
 from baton.kernels.packed.launch import has_e4m3
 from baton.kernels.packed.weight import PackedWeight, readable, rounds
 from baton.kernels.routing import Gate
@@ -39,6 +40,9 @@ class CudaPackedExperts(ExpertsOps):
         row = self._row(x.dtype, ids.numel(), gate_up, down)
         out: Tensor = row.load()(x, weights, ids, gate_up, down, gate)
         return out
+
+    def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
+        return expert_products(rows, ids, self._weight(params, linear))
 
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         gate_up, down = self._weight(params, GATE_UP), self._weight(params, DOWN)

@@ -93,6 +93,14 @@ class _Ops(ExpertsOps):
             self._ops[DOWN].multiply(expert_of(params, DOWN, expert), gated_by(gate_up, gate), out=out[mine])
         return groups.sums(out, weights)
 
+    def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
+        groups = Groups(ids)
+        ordered = groups.sorted(rows)
+        found = [
+            self._ops[linear].multiply(expert_of(params, linear, expert), ordered[mine]) for expert, mine in groups.runs
+        ]
+        return groups.unsorted(torch.cat(found))
+
 
 def linears_of(shape: ExpertsShape, expert: int) -> dict[str, LinearShape]:
     """Returns the linears of one expert."""

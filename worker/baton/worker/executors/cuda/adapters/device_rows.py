@@ -8,19 +8,19 @@ from contextlib import AbstractContextManager, contextmanager
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from baton.worker.adapters.bank import AdapterBank
-from baton.worker.adapters.rows import NO_SLOT, AdapterRows, most_tiles, rows_of
+from baton.worker.adapters.rows import FEW_TILE_ROWS, NO_SLOT, AdapterRows, most_tiles, rows_of
 from baton.worker.executors.cuda.inputs.uploads import PinnedRing
 
-_FEW_ROWS = 128  # of steps whose tiles have few rows: decodes, hardly two of one adapter
-_FEW_TILE_ROWS = 16
+_FEW_ROWS = 128  # of steps whose tiles have few rows
 _TILE_ROWS = 64
 
 
 def tile_rows_of(num_rows: int) -> int:
     """Returns the most rows of a tile in a step of so many."""
-    return _FEW_TILE_ROWS if num_rows <= _FEW_ROWS else _TILE_ROWS
+    return FEW_TILE_ROWS if num_rows <= _FEW_ROWS else _TILE_ROWS
 
 
 class DeviceRows:
@@ -44,7 +44,8 @@ class DeviceRows:
             table = words[: 3 * num_tiles].reshape(num_tiles, 3)
             table[: len(tiles)] = tiles
             table[len(tiles) :] = (NO_SLOT, 0, 0)
-            words[3 * num_tiles :] = order
+            words[3 * num_tiles : 3 * num_tiles + num_rows] = order
+            words[3 * num_tiles + num_rows :] = padded
 
         size = self._num_words(num_rows)
         self._uploads.fill_and_copy(size, fill, self._words[:size])
@@ -52,22 +53,23 @@ class DeviceRows:
     @contextmanager
     def used(self, num_rows: int) -> Iterator[None]:
         """Has a step of so many rows launched, or recorded, with the updates of the rows that are uploaded."""
-        self._bank.rows = self._rows(num_rows)
+        self._bank.rows, self._bank.row_slots = self._rows(num_rows)
         try:
             yield
         finally:
-            self._bank.rows = None
+            self._bank.rows = self._bank.row_slots = None
 
     def try_out(self, num_rows: int) -> AbstractContextManager[None]:
         """Returns `used` of rows without adapters."""
         self.upload(np.empty(0, np.int32), num_rows)
         return self.used(num_rows)
 
-    def _rows(self, num_rows: int) -> AdapterRows:
+    def _rows(self, num_rows: int) -> tuple[AdapterRows, Tensor]:
         tile_rows = tile_rows_of(num_rows)
         num_tiles = most_tiles(num_rows, self._bank.num_slots, tile_rows)
-        tiles, order = self._words[: self._num_words(num_rows)].split([3 * num_tiles, num_rows])  # type: ignore[no-untyped-call]
-        return AdapterRows(order, tiles.view(num_tiles, 3), tile_rows)
+        own = self._words[: self._num_words(num_rows)]
+        tiles, order, slots = own.split([3 * num_tiles, num_rows, num_rows])  # type: ignore[no-untyped-call]
+        return AdapterRows(order, tiles.view(num_tiles, 3), tile_rows), slots
 
     def _num_words(self, num_rows: int) -> int:
-        return 3 * most_tiles(num_rows, self._bank.num_slots, tile_rows_of(num_rows)) + num_rows
+        return 3 * most_tiles(num_rows, self._bank.num_slots, tile_rows_of(num_rows)) + 2 * num_rows

@@ -56,22 +56,25 @@ class CudaAdapters(TensorAdapters):
 
     def device_over(self, device: Device[StepInputs]) -> AdapterDevice[StepInputs]:
         """Returns a device that adds the updates."""
-        from baton.kernels.adapters.embed import embed_adapters  # imported here, because CPUs have no Triton
+        # Imported here, because CPUs have no Triton.
+        from baton.kernels.adapters.add import add_adapters
+        from baton.kernels.adapters.embed import embed_adapters
 
-        return AdapterDevice(device, self.bank, self.base.embedding, self._updates, embed_adapters)
+        return AdapterDevice(device, self.bank, self.base, self._updates, add_adapters, embed_adapters)
 
     def _updates(self, name: str) -> SiteUpdates:
         return CudaUpdates(self.bank.sites[name], self.bank.ends(name), self._beside)
 
 
 def _make_bank(config: WorkerConfig, base: BaseModel, dtype: torch.dtype, device: torch.device) -> AdapterBank:
-    num_slots, max_rank = config.max_loras, config.max_lora_rank
-    needed = num_slots * slot_size(base, max_rank) * dtype.itemsize
+    num_slots, max_rank, expert_rank = config.max_loras, config.max_lora_rank, config.max_lora_expert_rank
+    needed = num_slots * slot_size(base, max_rank, expert_rank) * dtype.itemsize
     free, _ = torch.cuda.mem_get_info(device)
     if needed > free:
         raise InvalidRequest(
-            f"max_loras={num_slots} adapters of max_lora_rank={max_rank} need {needed / _GIB:.1f} GiB; "
+            f"max_loras={num_slots} adapters of max_lora_rank={max_rank}"
+            f"{f' and max_lora_expert_rank={expert_rank}' if expert_rank else ''} need {needed / _GIB:.1f} GiB; "
             f"{free / _GIB:.1f} GiB are free: lower either, or take a larger GPU",
             field="max_loras",
         )
-    return AdapterBank(base, num_slots, max_rank, dtype, device, SlotCopies(device))
+    return AdapterBank(base, num_slots, max_rank, dtype, device, SlotCopies(device), expert_rank=expert_rank)

@@ -30,7 +30,7 @@ def with_adapters(
 
 def varied_sizes(base: BaseModel, bank: AdapterBank, most: int) -> list[int]:
     """Returns a number of tokens for each variant of the kernels."""
-    shapes = {(site.in_features, len(site.parts)) for site in base.sites if not site.is_embedding}
+    shapes = {(site.in_features, len(site.parts)) for site in base.sites if not (site.is_embedding or site.num_experts)}
     itemsize = next(iter(bank.sites.values())).slots.itemsize
     found: dict[Hashable, int] = {}
     size = 1
