@@ -215,7 +215,7 @@ def test_a_row_computes_as_many_tokens_as_fit_its_blocks_and_its_limit():
     assert batch.step_tokens(rows, 100).tolist() == [2, 2, 4, 1]
     assert batch.step_tokens(rows, 7).tolist() == [2, 2, 2, 1]
     assert batch.step_tokens(rows, 3).tolist() == [1, 1, 1, 1]
-    batch.constrained[2] = True
+    batch.constrained[2], batch.num_constrained = True, 1
     assert batch.step_tokens(rows, 100).tolist() == [2, 2, 1, 1]
 
 

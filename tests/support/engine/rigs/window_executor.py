@@ -51,6 +51,7 @@ class WindowExecutor:
     """Implements Executor, with one layer a group. Computes a step when it is collected, as late as a device may."""
 
     max_step_tokens = 1
+    max_masked_tokens = 1
     processors = NO_PROCESSORS
     kv = None
     adapters = None
