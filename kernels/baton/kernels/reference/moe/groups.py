@@ -7,7 +7,7 @@ from torch import Tensor
 
 from baton.kernels.reference.linear.packed import beats_blas, is_large, packed_linear
 
-_FEW_ROWS = 8
+_FEW_ROWS = 2
 _VERY_LARGE = 1 << 21  # values of a matrix
 
 
@@ -41,9 +41,7 @@ class Groups:
         out = torch.empty(len(rows), matrices.shape[1], dtype=rows.dtype, device=rows.device)
         for expert, mine in self.runs:
             matrix, part = matrices[expert], rows[mine]
-            if rows.dtype is torch.float32 and 1 < len(part) <= _few_rows(matrix):
-                out[mine] = torch.mm(matrix, part.t()).t()
-            elif _takes_onednn(matrix):
+            if _takes_onednn(matrix) and not _are_few(part, matrix):
                 out[mine] = packed_linear(part, matrix, None)
             else:
                 torch.mm(part, matrix.t(), out=out[mine])
@@ -58,13 +56,9 @@ class Groups:
         return torch.bmm(weights.to(out.dtype).unsqueeze(1), pairs).squeeze(1)
 
 
-def _few_rows(matrix: Tensor) -> int:
-    """Returns up to how many rows the BLAS is fastest with the matrix as its left operand."""
-    if not matrix.is_contiguous():  # stored by columns, it is fast as the right operand
-        return 0
-    if not _takes_onednn(matrix):
-        return _FEW_ROWS
-    return 2 if matrix.numel() < _VERY_LARGE else 0
+def _are_few(rows: Tensor, matrix: Tensor) -> bool:
+    """Returns whether the BLAS multiplies so few rows faster than oneDNN. It multiplies one row by a single thread."""
+    return 1 < len(rows) <= _FEW_ROWS and matrix.numel() < _VERY_LARGE
 
 
 def _takes_onednn(matrix: Tensor) -> bool:
