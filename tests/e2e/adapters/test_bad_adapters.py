@@ -1,4 +1,4 @@
-"""Adapters that cannot be loaded, on real workers: an error that names the field, nothing loaded, nobody disturbed."""
+"""Real workers refuse bad adapters: the error names the field, nothing is loaded, and running streams go on."""
 
 from __future__ import annotations
 

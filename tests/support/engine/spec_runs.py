@@ -120,7 +120,7 @@ def run(engine: Engine, requests: list[Request], seed: int = 0) -> dict[str, Ans
             engine.audit()
             after = engine.counters()
             counted = np.array((after.num_draft_tokens, after.num_accepted_tokens)) - before
-            assert (counted == num_drafts).all(), "what requests are told of their drafts is what the worker counts"
+            assert (counted == num_drafts).all(), "the drafts counted for requests add up to those of the worker"
             return found
         outputs = engine.step()
         assert not outputs.failures, outputs.failures

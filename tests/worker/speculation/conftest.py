@@ -37,5 +37,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 method, counts = value
                 sums.setdefault(method, Counter()).update(counts)
     for method, counts in sums.items():
-        told = ", ".join(f"{count:,} {what}" for what, count in counts.items())
-        terminalreporter.write_line(f"{method}: {told}")
+        mix = ", ".join(f"{count:,} {what}" for what, count in counts.items())
+        terminalreporter.write_line(f"{method}: {mix}")

@@ -68,7 +68,7 @@ class HostAdapters(TensorAdapters):
         return self._used(self.slots_of(plan))
 
     def head_used(self, rows: Int64) -> AbstractContextManager[None]:
-        """Implements HeadAdapters."""
+        """Has logits computed with the updates of `rows`, one for each state; -1: of none."""
         return self._used(self.head_slots(rows))
 
     def _used(self, slots: NDArray[np.int32] | None) -> AbstractContextManager[None]:

@@ -55,7 +55,7 @@ class HostTier:
 
     @property
     def num_kept_slots(self) -> int:
-        """Slots of these."""
+        """Slots that the findable blocks fill."""
         return self._num_used - len(self._empty) - len(self._void) - len(self._hash_of)
 
     def begin(self, block_hash: BlockHash, count: int = 1) -> Begun | None:

@@ -47,7 +47,7 @@ class CudaAdapters(TensorAdapters):
         return slots is not None
 
     def head_used(self, rows: Int64) -> AbstractContextManager[None]:
-        """Implements HeadAdapters."""
+        """Has logits computed with the updates of `rows`, one for each state; -1: of none."""
         slots = self.head_slots(rows)
         if slots is None:
             return nullcontext()
