@@ -32,12 +32,13 @@ PROTOS := $(wildcard proto/baton/v1/*.proto proto/baton/envoy/*.proto proto/bato
 # The contracts of the releases, and this one's number: patches share one.
 RELEASED := $(wildcard proto/released/*.binpb)
 VERSION := $(shell sed -nE 's/^version = "([0-9]+\.[0-9]+)\..*"/\1/p' pyproject.toml)
-# `check` runs these, and `test-deploy` the rest of tests/deploy; `test` runs none of them.
+# `check` runs these, `test-deploy` the rest of tests/deploy, and `test-faults` the third; `test` runs none of them.
 CHECKED_TESTS := tests/deploy/manifests tests/docs
+FAULT_TESTS := tests/e2e/faults/transfer
 BENCHES := $(sort $(patsubst bench_%.py,%,$(notdir $(wildcard tests/bench/bench_*.py tests/bench/*/bench_*.py))))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-kernels test-deploy test-clients test-context test-speculation check wheel docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
+.PHONY: help run test test-kernels test-deploy test-faults test-clients test-context test-speculation check wheel docs fmt proto release-contract lock audit pin-images metrics dashboards test-gpu bench bench-gpu churn chaos soak chaos-sim search-constraints hostile clean
 
 help: ## Show this list
 	@echo "Baton, a gRPC-first LLM inference platform. make run, then ask it something."
@@ -51,15 +52,18 @@ help: ## Show this list
 run: $(VENV)/.installed ## Serve the sample model through five services on this machine
 	@exec $(BIN)/baton up --model "$(MODEL)" $(UP_FLAGS)
 
-test: $(VENV)/.installed-dev ## Run every test that needs no GPU, but for those of `check`, `test-kernels` and `test-deploy`
+test: $(VENV)/.installed-dev ## Run every test that needs no GPU, but for those of `check` and of the three targets below
 	@$(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
-	  $(addprefix --ignore ,tests/docs tests/deploy) $(PYTEST_FLAGS)
+	  $(addprefix --ignore ,tests/docs tests/deploy $(FAULT_TESTS)) $(PYTEST_FLAGS)
 
 test-kernels: $(VENV)/.installed-dev ## Run the small cases of the kernels' tests in Triton's interpreter
 	@$(TEST_ENV) TRITON_INTERPRET=1 $(BIN)/python -m pytest -q -n 2 -m interpreted $(PYTEST_FLAGS) tests/kernels
 
 test-deploy: $(VENV)/.installed-dev ## Try the images' files, the applied manifests, the alerts and the dashboards
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile --ignore tests/deploy/manifests $(PYTEST_FLAGS) tests/deploy
+
+test-faults: $(VENV)/.installed-dev ## Disturb hand-overs in every state, for every kind of KV and transport
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS) $(FAULT_TESTS)
 
 test-clients: $(VENV)/.installed-dev ## Run clients that others wrote, each in an environment of its own, against running services
 	@$(BIN)/python -m pytest -n 2 --dist loadfile -m '' $(PYTEST_FLAGS) tests/clients
