@@ -138,6 +138,8 @@ def test_arguments_of_vllm_become_the_workers_settings():
         ({"seed": "x"}, "seed is 'x'; give a number"),
         ({"num_blocks": 4, "kv_cache_memory": 5}, "exclude each other"),
         ({"host_cache_min_uses": 2}, "host_cache_min_uses=2 needs host memory: set host_cache_gb too"),
+        ({"host_cache_eviction_policy": "arc"}, "eviction_policy=arc needs host memory: set host_cache_gb too"),
+        ({"host_cache_eviction_policy": "fifo"}, "lru"),
         ({"dummy_kv": True}, "dummy_kv=true needs prefix_caching=false and role=both"),
         ({"enable_prefix_caching": "no"}, "prefix_caching is 'no'; it must be bool"),
     ],

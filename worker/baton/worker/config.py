@@ -303,6 +303,12 @@ class WorkerConfig(AdapterSettings):
                 f"host_cache_min_uses={self.host_cache_min_uses} needs host memory: set host_cache_gb too",
                 field="host_cache_min_uses",
             )
+        if self.host_cache_eviction_policy != "lru" and not self.host_cache_gb:
+            raise InvalidRequest(
+                f"host_cache_eviction_policy={self.host_cache_eviction_policy} needs host memory: set host_cache_gb "
+                "too",
+                field="host_cache_eviction_policy",
+            )
         if 0 < self.max_num_batched_tokens < self.max_num_requests:
             raise InvalidRequest(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least"

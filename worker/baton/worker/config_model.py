@@ -212,6 +212,14 @@ class ModelSettings:
             "maximum": 1000,
         },
     )
+    host_cache_eviction_policy: str = field(
+        default="lru",
+        metadata={
+            "help": "Which blocks leave host memory first; lru: the least recently used; arc: adapts, so that texts "
+            "that come once do not displace those that return.",
+            "choices": ("lru", "arc"),
+        },
+    )
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata={

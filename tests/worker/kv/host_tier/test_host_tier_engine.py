@@ -84,6 +84,23 @@ def test_an_evicted_prefix_is_restored_and_counts_as_cached(depth: int):
     assert counters.num_offloaded_blocks >= 20
 
 
+@pytest.mark.parametrize(("policy", "num_cached_tokens"), [("lru", 0), ("arc", 80)])
+def test_arc_restores_a_prompt_that_returns_behind_more_texts_than_host_memory_holds(
+    policy: str, num_cached_tokens: int
+):
+    rig = make_host_rig(num_host_blocks=60, host_eviction_policy=policy)
+    returning = prompt_of(81)
+    rig.run(make_request(returning, 1))
+    rig.run(make_request(prompt_of(152, salt=1000), 1))
+    rig.run(make_request(returning, 1))
+    for salt in range(2000, 2004):
+        rig.run(make_request(prompt_of(152, salt), 1))
+    again = make_request(returning)
+    rig.run(again)
+    check(rig, again)
+    assert rig.seen.finishes[again.request_id].num_cached_tokens == num_cached_tokens
+
+
 def first_hashes(prompt: list[int]) -> set[bytes]:
     rig = make_rig()
     rig.run(make_request(prompt, 1))

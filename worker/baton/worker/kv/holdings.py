@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from baton.worker.core import BlockHash, BlockId
 from baton.worker.kv.block_origins import BlockOrigins
 from baton.worker.kv.block_pool import BlockPool
+from baton.worker.kv.host_tier.eviction.table import POLICIES
 from baton.worker.kv.host_tier.offloads import Offloads
 from baton.worker.kv.host_tier.restorable import Restorable, find_restorable
 from baton.worker.kv.host_tier.slots import HostTier
@@ -40,10 +41,12 @@ class Holdings:
         min_host_uses: int = 1,
         partial: PartialGroups | None = None,  # None: every layer keeps every token
         most_cached_states: float = 1.0,  # part of the pool
+        host_eviction_policy: str = "lru",
     ) -> None:
         self.partial = partial or PartialGroups(None, block_size, 0)
         num_groups = 1 + len(self.partial)
-        self.offloads = Offloads(HostTier(num_host_slots, num_groups), num_ahead, min_host_uses)
+        policy = POLICIES[host_eviction_policy](num_host_slots)
+        self.offloads = Offloads(HostTier(num_host_slots, num_groups, policy), num_ahead, min_host_uses)
         offloads = self.offloads if num_host_slots else None
         self.pool = BlockPool(num_blocks, offloads, num_groups, residency, int(num_blocks * most_cached_states))
         self.origins = origins

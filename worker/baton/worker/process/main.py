@@ -241,6 +241,7 @@ def _engine_settings(config: WorkerConfig) -> EngineSettings:
         max_queue_depth=config.max_queue,
         min_remote_prefill_tokens=config.min_remote_prefill_tokens,
         min_host_uses=config.host_cache_min_uses,
+        host_eviction_policy=config.host_cache_eviction_policy,
         state_snapshot_blocks=config.state_snapshot_blocks,
         state_cache_share=config.state_cache_share,
         prefix_caching=config.prefix_caching,

@@ -119,7 +119,7 @@ class Restores:
         self._num_blocks += len(prefix.slots)
         self._tier.pin(prefix.slots)
         for key in reversed(prefix.keys):
-            self._tier.touch(key)
+            self._tier.use(key)
         copies = tuple(zip(prefix.slots, pages, strict=True))
         self._begun.append(RestoreCopy(restore.restore_id, copies, fenced))
 

@@ -69,6 +69,7 @@ class Scheduler:
             settings.min_host_uses,
             PartialGroups(kv_spec, block_size, settings.max_num_batched_tokens, settings.state_snapshot_blocks),
             settings.state_cache_share,
+            settings.host_eviction_policy,
         )
         if holdings.partial.has_states:
             _check_states(settings, num_host_slots, holdings.partial.largest_state, max_step_tokens)

@@ -22,6 +22,7 @@ class EngineSettings:
     min_remote_prefill_tokens: int = 64  # with fewer uncached tokens, a prompt is always computed here
     min_host_hit_tokens: int = 256  # shorter hits are computed until measurements decide; 0: no hit is too short
     min_host_uses: int = 1  # requests that have had a block before it is copied to host memory
+    host_eviction_policy: str = "lru"  # a key of baton.worker.kv.host_tier.eviction.table.POLICIES
     prefix_caching: bool = True
     # Blocks from one state of a prompt that is kept to the next; 0: those of 2048 tokens, and at least a state's.
     state_snapshot_blocks: int = 0

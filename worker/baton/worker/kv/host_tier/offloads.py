@@ -68,7 +68,9 @@ class Offloads:
 
     def held(self, block_id: BlockId, block_hash: BlockHash) -> None:
         """Records that a block is held again."""
-        if self._pop_clean(block_hash) is None and self._rare.pop(block_id, None) is None:
+        if self._pop_clean(block_hash) is not None:
+            self.tier.use(block_hash)
+        elif self._rare.pop(block_id, None) is None:
             del self._dirty[block_id]
         self._others.pop(block_id, None)
 

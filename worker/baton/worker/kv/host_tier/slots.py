@@ -3,7 +3,7 @@
 state    findable  leaves by
 empty    no        begin (to filling)
 filling  no        landed (to kept), fail (to empty), void (to void)
-kept     yes       begin of another (evicted, least recently used first; never while pinned), reset (to empty or void)
+kept     yes       begin of another (evicted, in the policy's order; never while pinned), reset (to empty or void)
 void     no        the end of its copy: landed, fail or the last unpin (to empty)
 
 A slot is void while a copy may still write or read it, though its contents are not needed.
@@ -13,7 +13,6 @@ A state of a recurrent layer takes several slots, one for each of its blocks. Th
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -21,6 +20,8 @@ from typing import NamedTuple
 from baton.rpc.errors import DataLoss
 from baton.worker.core import BlockHash, HostSlot, Tier
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent, events_of
+from baton.worker.kv.host_tier.eviction.interface import EvictionPolicy
+from baton.worker.kv.host_tier.eviction.lru import Lru
 
 
 class Begun(NamedTuple):
@@ -33,9 +34,11 @@ class Begun(NamedTuple):
 class HostTier:
     """Tracks the slots. Every method except audit is O(1) a slot."""
 
-    def __init__(self, num_slots: int, num_groups: int = 1) -> None:
+    def __init__(self, num_slots: int, num_groups: int = 1, policy: EvictionPolicy | None = None) -> None:
+        """`policy`: None evicts the least recently used block."""
         self.num_slots = num_slots
-        self._kept: OrderedDict[BlockHash, tuple[HostSlot, ...]] = OrderedDict()  # the next to evict first
+        self._policy = policy or Lru(num_slots)
+        self._kept: dict[BlockHash, tuple[HostSlot, ...]] = {}
         self._filling: dict[BlockHash, tuple[HostSlot, ...]] = {}
         self._hash_of: dict[HostSlot, BlockHash] = {}  # of the slots of these that no copy has filled yet
         self._void: set[HostSlot] = set()
@@ -61,11 +64,14 @@ class HostTier:
     def begin(self, block_hash: BlockHash, count: int = 1) -> Begun | None:
         """Returns `count` slots for a copy of a block. None: copies are in progress in too many slots."""
         assert block_hash not in self, f"block {block_hash.hex()} is in host memory already"
+        self._policy.expect(block_hash)
         evicted = self._evictable(count - len(self._empty) - (self.num_slots - self._num_used))
         if evicted is None:
+            self._policy.abandon(block_hash)
             return None
         for known in evicted:
             self._empty += self._kept.pop(known)
+            self._policy.evict(known)
             self._events.removed(known)
         slots = tuple(self._take_slot() for _ in range(count))
         self._filling[block_hash] = slots
@@ -84,6 +90,7 @@ class HostTier:
         slots = self._filling[block_hash]
         if self._hash_of.keys().isdisjoint(slots):
             self._kept[block_hash] = self._filling.pop(block_hash)
+            self._policy.add(block_hash, len(slots))
             self._events.stored(block_hash)
         return True
 
@@ -107,10 +114,15 @@ class HostTier:
             slots += found
         return slots
 
-    def touch(self, block_hash: BlockHash) -> None:
-        """Records that the block was used: it is evicted last. Ignores blocks that are not here."""
+    def use(self, block_hash: BlockHash) -> None:
+        """Records that a request has the block, here or on the device. Ignores blocks that are not findable here."""
         if block_hash in self._kept:
-            self._kept.move_to_end(block_hash)
+            self._policy.use(block_hash)
+
+    def touch(self, block_hash: BlockHash) -> None:
+        """Records that the device has evicted the block. Ignores blocks that are not findable here."""
+        if block_hash in self._kept:
+            self._policy.touch(block_hash)
 
     def pin(self, slots: Sequence[HostSlot]) -> None:
         """Records that a restore reads slots that lookup found."""
@@ -136,6 +148,7 @@ class HostTier:
             else:
                 self._empty.append(slot)
         self._kept.clear()
+        self._policy.clear()
         self._events.clear()
 
     def take_events(self) -> list[StoredEvent | RemovedEvent]:
@@ -172,11 +185,12 @@ class HostTier:
             raise DataLoss(f"a restore reads host slot {min(stray)}, which holds no block")
 
     def _evictable(self, count: int) -> list[BlockHash] | None:
-        """Returns the least recently used blocks in at least `count` slots. None: restores read too many of them."""
+        """Returns the next blocks to evict, in at least `count` slots. None: restores read too many of them."""
         found: list[BlockHash] = []
         if count <= 0:
             return found
-        for known, slots in self._kept.items():
+        for known in self._policy.victims():
+            slots = self._kept[known]
             if slots[0] not in self._pins:
                 found.append(known)
                 count -= len(slots)
@@ -192,6 +206,7 @@ class HostTier:
 
     def _abandon(self, block_hash: BlockHash) -> BlockHash:
         """Ends a copy that is useless. Its slots are void until what is in progress there has ended."""
+        self._policy.abandon(block_hash)
         for slot in self._filling.pop(block_hash):
             if self._hash_of.pop(slot, None) is None:
                 self._empty.append(slot)
