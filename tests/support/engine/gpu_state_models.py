@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from transformers import (
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     PreTrainedModel,
@@ -42,6 +44,19 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 192,
     "mlp_only_layers": [0],
 }
+_MAMBA = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "shared_intermediate_size": 512,
+    "num_local_experts": 0,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 1,  # Transformers before 5.24 norms all groups together
+    "mamba_d_state": 32,
+    "mamba_expand": 2,
+    "embedding_multiplier": 6.0,
+    "attention_multiplier": 0.1,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 0.5,
+}
 
 
 def _decaying(model: PreTrainedModel) -> PreTrainedModel:
@@ -58,5 +73,8 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "qwen3_5_text-64": lambda: _decaying(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**_SHAPE, **_DELTA))),
     "lfm2-64": lambda: Lfm2ForCausalLM(
         Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention", "conv"], block_multiple_of=256)
+    ),
+    "granitemoehybrid-64": lambda: _decaying(
+        GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**_SHAPE, **_MAMBA, position_embedding_type="rope"))
     ),
 }

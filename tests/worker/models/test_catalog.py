@@ -15,7 +15,6 @@ from support.engine.tiny_models import MODELS
 from baton.rpc.errors import InvalidRequest
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cuda.startup.support import check_supported
-from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.kv_groups import kv_spec_of
@@ -98,8 +97,7 @@ def test_every_family_is_accepted_but_for_its_shape(name: str, monkeypatch: pyte
     except InvalidRequest as error:
         refusal = error.message
     assert misfit(config) == refusal
-    mamba = any(isinstance(layer.attention, StateSpaceSpec) for layer in config.layers)
-    if "cuda" in FAMILIES[config.architecture].executors and not mamba:
+    if "cuda" in FAMILIES[config.architecture].executors:
         assert not refusal or "multiples of" in refusal
     else:
         assert "use executor=cpu" in refusal

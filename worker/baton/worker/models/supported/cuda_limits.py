@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from baton.kernels.limits import HEAD_DIMS, HEAD_DIMS_TEXT, LATENT_DIMS, WIDTH_STEP
 from baton.worker.layers.latent_spec import LatentSpec
-from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.supported.families import FAMILIES
 
@@ -29,8 +28,6 @@ def misfit(model: ModelConfig) -> str:
 
 
 def _proven(model: ModelConfig) -> bool:
-    if any(isinstance(layer.attention, StateSpaceSpec) for layer in model.layers):
-        return False  # no card has compared their tokens yet
     family = FAMILIES.get(model.architecture)
     return family is None or "cuda" in family.executors
 
