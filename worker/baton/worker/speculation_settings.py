@@ -70,8 +70,8 @@ def _check_method(value: dict[str, Any], plugins: Sequence[str]) -> None:
     allowed = " or ".join((*METHODS, *plugins))
     if isinstance(method, str) and method.split("_")[-1] == _OTHER_LAYERS and method not in plugins:
         raise Unsupported(
-            f"{_FIELD}: method {method!r} needs layers that predict further tokens, which are not read yet: models "
-            f"with some have experts or states, whose results depend on the batch on a CPU; give {allowed}",
+            f"{_FIELD}: method {method!r} needs layers that predict further tokens, which are not read yet; give "
+            f"{allowed}",
             field=_FIELD,
         )
     if method in _OTHERS:

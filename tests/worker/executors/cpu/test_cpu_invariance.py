@@ -23,13 +23,28 @@ BLOCK_SIZE = 8
 Bits = list[tuple[int, TokenLogprobs | None]]
 
 
-@pytest.fixture(scope="module", params=["mistral-window", "gemma3_text", "storyteller-7m", "storyteller-7m-bfloat16"])
+SUBJECTS = [
+    "mistral-window",
+    "gemma3_text",
+    "storyteller-7m",
+    "storyteller-7m-bfloat16",
+    "mixtral",
+    "glm4_moe",
+    "youtu",
+    "deepseek_v3",
+    "deepseek_v3-bfloat16",
+]
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    if request.param.startswith("storyteller"):
-        return SAMPLE_MODEL, "bfloat16" if request.param.endswith("bfloat16") else "float32"
-    folder = tmp_path_factory.mktemp(request.param)
-    make_model(request.param, folder)
-    return folder, "auto"
+    name = request.param.removesuffix("-bfloat16")
+    dtype = "bfloat16" if name != request.param else "float32"
+    if name == "storyteller-7m":
+        return SAMPLE_MODEL, dtype
+    folder = tmp_path_factory.mktemp(name)
+    make_model(name, folder)
+    return folder, dtype
 
 
 def make_executor(subject: tuple[Path, str], num_blocks: int = 300, threads: int = 2) -> CpuExecutor:
@@ -128,9 +143,22 @@ def test_threads_do_not_change_bits(subject: tuple[Path, str], executor: CpuExec
 
 
 def test_what_depends_on_other_tokens_is_refused(tmp_path: Path) -> None:
-    for name, reason in (("mixtral", "experts"), ("gemma2", "soft caps"), ("youtu", "keys and values of heads")):
+    for name, reason in (
+        ("qwen2_moe", "gates of shared experts"),
+        ("gemma2", "soft caps"),
+        ("gpt_oss", "sinks"),
+        ("qwen3_next", "states are computed in chunks"),
+    ):
         folder = tmp_path / name
         make_model(name, folder)
         with pytest.raises(InvalidRequest, match=f"batch_invariant=True.*{reason}") as caught:
             make_executor((folder, "auto"))
         assert caught.value.field == "batch_invariant"
+
+
+def test_quantized_experts_are_refused(tmp_path: Path) -> None:
+    make_model("mixtral", tmp_path)
+    config = WorkerConfig(executor="cpu", model=str(tmp_path), quantization="fp8", num_blocks=8, batch_invariant=True)
+    with pytest.raises(InvalidRequest, match=r"batch_invariant=True.*a sum of experts in .*fp8.* depends") as caught:
+        CpuExecutor(config)
+    assert caught.value.field == "batch_invariant"

@@ -161,6 +161,18 @@ def tables_of(node: Any) -> Iterator[PackedTable]:
             yield from tables_of(getattr(node, name))
 
 
+def experts_of(node: Any) -> Iterator[StackedWeights]:
+    """Yields the experts of a tree of weights, in any format."""
+    if isinstance(node, StackedWeights):
+        yield node
+    elif isinstance(node, tuple):
+        for child in node:
+            yield from experts_of(child)
+    elif not isinstance(node, LinearWeights):
+        for name in getattr(node, "__dataclass_fields__", ()):
+            yield from experts_of(getattr(node, name))
+
+
 def packed_parts(node: Any) -> Iterator[tuple[QuantMethod | PackedExperts, Params]]:
     """Yields the linears and the packed experts of a tree of weights, parts apart."""
     if isinstance(node, LinearWeights):

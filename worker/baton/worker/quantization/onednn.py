@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
-from torch.nn import functional
 
-from baton.kernels.reference.linear.packed import fuses, pack, packed_linear, packed_sum
+from baton.kernels.reference.linear.packed import fuses, pack, packed_linear, packed_rows, packed_sum
 from baton.worker.quantization.base import LinearOps, Params
 from baton.worker.quantization.neighbours import Norm, Stream
 
@@ -40,13 +37,10 @@ class PackedOps(OneDnnOps):
 
 
 class InvariantOps(OneDnnOps):
-    """Multiplies so that a row's result does not depend on other rows, bit for bit.
-
-    oneDNN sums the products of two rows or more in one order, for any number of them, and that of one row in another.
-    """
+    """Multiplies so that a row's result does not depend on other rows, bit for bit."""
 
     def multiply(self, params: Params, x: Tensor, out: Tensor | None = None) -> Tensor:
-        product = _of_two_rows(super().multiply, params, x)
+        product = packed_rows(x, params["weight"], params.get("bias"))
         return product if out is None else out.copy_(product)
 
     def activate(self, params: Params, stream: Stream, norm: Norm | None, activation: str) -> Tensor:
@@ -56,10 +50,3 @@ class InvariantOps(OneDnnOps):
     def add(self, params: Params, x: Tensor, stream: Stream, scale: float = 1.0) -> None:
         update = self.multiply(params, x)
         stream.settled().add_(update, alpha=scale)
-
-
-def _of_two_rows(multiply: Callable[[Params, Tensor], Tensor], params: Params, x: Tensor) -> Tensor:
-    """Returns the product of x [num_rows, in_features], padded with a row of zeros if it has only one."""
-    if len(x) != 1:
-        return multiply(params, x)
-    return multiply(params, functional.pad(x, (0, 0, 0, 1)))[:1]

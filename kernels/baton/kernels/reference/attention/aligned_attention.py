@@ -53,11 +53,17 @@ def attend_aligned(
 
     `kv_scale` [2, num_kv_heads] multiplies a quantized cache.
     """
-    num_tokens, num_q_heads, head_dim = query.shape
     num_kv_heads = cache.shape[2]
-    group = num_q_heads // num_kv_heads
+    group = query.shape[1] // num_kv_heads
     keys, values = plan.gather.keys_values(cache, 1, kv_scale)
     keys, values = (side[0].repeat_interleave(group, 0) for side in (keys, values))
+    return attend_tiles(query, keys, values, plan, scale)
+
+
+def attend_tiles(query: Tensor, keys: Tensor, values: Tensor, plan: AlignedPlan, scale: float) -> Tensor:
+    """Returns the attention [num_tokens, num_q_heads, head_dim] of one chunk's queries of this shape, over the gathered
+    keys and values [num_q_heads, keys, head_dim]."""
+    num_tokens, num_q_heads, head_dim = query.shape
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     stop = plan.start + num_tokens
     for tile, mask in plan.masks.items():

@@ -6,6 +6,7 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _LEAST_VALUES = 1 << 18  # a call costs 20 us more than one of the BLAS
 # By our names of activations: oneDNN's name, and its algorithm.
@@ -47,6 +48,16 @@ def packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None, activation: st
     name, algorithm = _ACTIVATIONS[activation]
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, name, [], algorithm)
     return out
+
+
+def packed_rows(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    """Returns x @ weight^T + bias for x [num_rows, in_features], whose rows do not depend on each other, bit for bit.
+
+    oneDNN sums the products of two rows or more in one order, for any number of them, and that of one row in another.
+    """
+    if len(x) != 1:
+        return packed_linear(x, packed, bias)
+    return packed_linear(functional.pad(x, (0, 0, 0, 1)), packed, bias)[:1]
 
 
 def packed_sum(x: Tensor, packed: Tensor, bias: Tensor | None, residual: Tensor) -> Tensor:

@@ -27,10 +27,11 @@ from baton.worker.layers.state_spec import StateSpec
 from baton.worker.layers.table import Table, take
 from baton.worker.quantization.base import LinearOps, QuantMethod
 from baton.worker.quantization.experts import ExpertsMethod, ExpertsOps
+from baton.worker.quantization.invariant_experts import InvariantExpertsOps
 from baton.worker.quantization.neighbours import Norm
 from baton.worker.quantization.onednn import InvariantOps, PackedOps
 from baton.worker.quantization.quantized.few_rows import cpu_ops
-from baton.worker.quantization.registry import UNQUANTIZED
+from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 
 CpuInputs = StepInputs | WholeInputs
 
@@ -77,6 +78,8 @@ class CpuDevice:
 
     def experts_ops(self, method: ExpertsMethod, name: str = "") -> ExpertsOps:
         """Returns the ops of a weight format of experts."""
+        if self._batch_invariant and method is UNQUANTIZED_EXPERTS:
+            return InvariantExpertsOps(self.kernels)
         return method.on_cpu(self.kernels)
 
     def taken(self, table: Table, ids: Tensor) -> Tensor:
@@ -111,7 +114,8 @@ class CpuDevice:
     def latent_attention(self, index: int, spec: LatentSpec, kv_norm: Norm, kv_b: Tensor) -> CpuLatentAttention:
         """Returns layer `index`'s ops."""
         cache, cos_sin = self._kv.cache[index], self._cos_sin[spec.rope]
-        return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, self._kv.group_of(index))
+        group, invariant = self._kv.group_of(index), self._batch_invariant
+        return CpuLatentAttention(cache, spec, cos_sin, kv_norm, kv_b, self.kernels, group, batch_invariant=invariant)
 
     def recurrence(self, index: int, spec: StateSpec, tensors: StateTensors) -> CpuRecurrence:
         """Returns layer `index`'s ops."""

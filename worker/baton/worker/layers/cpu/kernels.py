@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.activation.parts import by_parts, parts_of
+from baton.kernels.routing import RouterSpec
 from baton.kernels.table import Case, find
-
-# PyTorch splits element-wise ops of more values over threads, and rounds the ends of their parts in another way.
-_MAX_VALUES = (1 << 15) - 1
-_VECTOR = 16  # values that it computes at once; rows of other widths end with some that are computed one by one
 
 
 class CpuKernels:
@@ -25,21 +21,18 @@ class CpuKernels:
 
 
 class InvariantKernels(CpuKernels):
-    """Implements Kernels. A row's activation does not depend on other rows, bit for bit."""
+    """Implements Kernels. A row's activation and its experts do not depend on other rows, bit for bit."""
 
     def activate(self, x: Tensor, activation: str, *, gated: bool) -> Tensor:
         """Returns activation(x); `gated`: activation(first half) * second half."""
-        return _by_parts(lambda part: CpuKernels.activate(part, activation, gated=gated), x)
+        return by_parts(lambda part: CpuKernels.activate(part, activation, gated=gated), x)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
-        return _by_parts(CpuKernels.silu_mul, gate_up)
+        return by_parts(CpuKernels.silu_mul, gate_up)
 
-
-def _by_parts(op: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns the op of x [num_rows, width], of some rows at a time."""
-    width = x.shape[1]
-    step = 1 if width % (2 * _VECTOR) else max(1, _MAX_VALUES // width)
-    if step >= len(x):
-        return op(x)
-    return torch.cat([op(x[start : start + step]) for start in range(0, len(x), step)])
+    def route(self, logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
+        """Returns weights [num_tokens, top_k] fp32 and ids of the experts that tokens choose."""
+        found = [CpuKernels.route(part, bias, spec) for part in parts_of(logits)]
+        weights, ids = zip(*found, strict=True)
+        return torch.cat(weights), torch.cat(ids)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.attention.aligned_attention import AlignedPlan
+from baton.kernels.reference.attention.aligned_latents import (
+    AbsorbedHeads,
+    attend_latents_aligned,
+    attend_latents_alone,
+)
 from baton.kernels.reference.attention.latent_attention import (
     attend_latents_decode,
     attend_latents_prefill,
     write_latents,
 )
-from baton.kernels.reference.attention.paged_attention import PrefillPlan
+from baton.kernels.reference.attention.paged_attention import DecodePlan, PrefillPlan
 from baton.kernels.reference.rope.rope_cache import rotate, rotation
 from baton.worker.layers.cpu.step import StepInputs, View
 from baton.worker.layers.latent_spec import LatentSpec
@@ -29,6 +35,8 @@ class CpuLatentAttention:
         kv_b: Tensor,
         kernels: Kernels,
         group: int = 0,  # of the KV
+        *,
+        batch_invariant: bool = False,
     ) -> None:
         self._view = View(group, 0)
         self._cache = cache
@@ -37,6 +45,7 @@ class CpuLatentAttention:
         self._kv_norm = kv_norm
         self._kv_b = kv_b.view(spec.num_q_heads, -1, spec.kv_rank)
         self._kernels = kernels
+        self._heads = AbsorbedHeads(self._kv_b, spec.nope_dim) if batch_invariant else None
 
     def write(self, query: Tensor, latent: Tensor, step: StepInputs) -> Tensor:
         """Stores the latents. Returns the rotated queries, [num_tokens, num_q_heads, nope_dim + rope_dim]."""
@@ -58,13 +67,22 @@ class CpuLatentAttention:
         attended = query.new_empty(len(query), spec.num_q_heads, spec.value_dim)
         for group in step.decodes:
             mine = slice(group.num_tokens) if group.tokens is None else group.tokens
-            attended[mine] = attend_latents_decode(query[mine], self._cache, group.plans[view], self._kv_b, spec.scale)
+            attended[mine] = self._attend_alone(query[mine], group.plans[view])
         for chunk in step.prefills:
             part = slice(chunk.start, chunk.stop)
-            plan = chunk.plans[view]
-            assert isinstance(plan, PrefillPlan), "batch-invariant steps are refused at start"
-            attended[part] = attend_latents_prefill(query[part], self._cache, plan, self._kv_b, spec.scale)
+            attended[part] = self._attend_chunk(query[part], chunk.plans[view])
         return attended.view(len(query), -1)
+
+    def _attend_alone(self, query: Tensor, plan: DecodePlan) -> Tensor:
+        if self._heads is not None:
+            return attend_latents_alone(query, self._cache, plan, self._heads, self._spec.scale)
+        return attend_latents_decode(query, self._cache, plan, self._kv_b, self._spec.scale)
+
+    def _attend_chunk(self, query: Tensor, plan: PrefillPlan | AlignedPlan) -> Tensor:
+        if isinstance(plan, AlignedPlan):
+            assert self._heads is not None, "steps are aligned for batch-invariant devices"
+            return attend_latents_aligned(query, self._cache, plan, self._heads, self._spec.scale)
+        return attend_latents_prefill(query, self._cache, plan, self._kv_b, self._spec.scale)
 
     def _rotation(self, step: StepInputs) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines of the step's positions. Layers with the same RoPE share them."""
