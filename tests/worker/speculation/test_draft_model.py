@@ -13,7 +13,8 @@ from support.models.texts import trained_bytes
 
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import SamplingParams, StopConditions
-from baton.worker.executors.cpu.draft_model import CATCH_UP_TOKENS, DraftModel
+from baton.worker.executors.cpu.draft_batch import CATCH_UP_TOKENS
+from baton.worker.executors.cpu.draft_model import DraftModel
 from baton.worker.executors.cpu.executor import CpuExecutor
 from baton.worker.speculation.vocabularies import check_same_vocabulary
 
@@ -40,8 +41,8 @@ def test_another_models_drafts_change_no_bit(
     assert counters.num_proposer_failures == 0
     assert (counters.num_preemptions > 0) is (num_blocks < 100)
     proposer = draft_of(executor)
-    held = [block for blocks in proposer._blocks.values() for block in blocks]  # of the last step's requests
-    assert sorted(proposer._free + held) == list(range(proposer._memory.null_block))
+    held = [block for blocks in proposer._batch._blocks.values() for block in blocks]  # of the last step's requests
+    assert sorted(proposer._batch._free + held) == list(range(proposer._batch._memory.null_block))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
