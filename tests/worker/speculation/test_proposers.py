@@ -175,11 +175,13 @@ def test_wrong_settings_are_refused_by_name(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["mtp", "deepseek_mtp", "qwen3_next_mtp"])
-def test_layers_that_predict_further_tokens_are_refused_with_the_reason(method: str) -> None:
-    with pytest.raises(Unsupported, match=f"method '{method}' needs layers that predict .* give ngram") as caught:
-        parse_speculation(json.dumps({"method": method}))
-    assert caught.value.field == "speculative_config"
-    assert parse_speculation(json.dumps({"method": "my_mtp"}), ["my_mtp"]) is not None
+def test_vllms_names_of_mtp_are_one_method(method: str) -> None:
+    settings = parse_speculation(json.dumps({"method": method}))
+    assert settings is not None
+    assert settings.method == "mtp"
+    own = parse_speculation(json.dumps({"method": "my_mtp"}), ["my_mtp"])
+    assert own is not None
+    assert own.method == "my_mtp"
 
 
 @pytest.mark.parametrize("method", ["eagle", "medusa"])
@@ -189,9 +191,9 @@ def test_methods_with_weights_are_refused_by_name(method: str) -> None:
     assert caught.value.field == "speculative_config"
 
 
-@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["draft_model", "eagle3", "mtp"])
 def test_a_gpu_refuses_models_that_guess(method: str) -> None:
-    given = json.dumps({"method": method, "model": "folder"})
+    given = json.dumps({"method": method} | ({} if method == "mtp" else {"model": "folder"}))
     with pytest.raises(Unsupported, match=f"method '{method}' needs executor=cpu; give ngram, suffix") as caught:
         WorkerConfig(executor="cuda", model="x", speculative_config=given).validate()
     assert caught.value.field == "speculative_config"

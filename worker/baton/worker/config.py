@@ -12,7 +12,7 @@ from baton.rpc.tls.files import TlsFiles, tls_files
 from baton.worker.config_adapters import AdapterSettings
 from baton.worker.config_overrides import parse_overrides
 from baton.worker.kv_events_settings import KvEventsSettings, parse_kv_events
-from baton.worker.speculation_settings import SpeculationSettings, parse_speculation
+from baton.worker.speculation_settings import ON_CPUS, SpeculationSettings, parse_speculation
 from baton.worker.transport_kinds import parse_order
 
 AUTO_MODEL_LEN = -1
@@ -251,7 +251,7 @@ class WorkerConfig(AdapterSettings):
     def validate(self) -> None:
         """Raises InvalidRequest where fields contradict each other."""
         _ = self.tls, self.config_overrides, self.kv_events
-        if self.executor == "cuda" and self.speculation is not None and self.speculation.model:
+        if self.executor == "cuda" and self.speculation is not None and self.speculation.method in ON_CPUS:
             raise Unsupported(
                 f"speculative_config: method {self.speculation.method!r} needs executor=cpu; give ngram, suffix or a "
                 "plugin",

@@ -92,7 +92,7 @@ class ModelSettings:
         default="",
         metadata={
             "help": "Guess tokens and verify several in a step, as a JSON object with vLLM's keys: method (ngram, "
-            "suffix, draft_model, eagle3, a plugin), model, num_speculative_tokens and more. Changes no "
+            "suffix, draft_model, eagle3, mtp, a plugin), model, num_speculative_tokens and more. Changes no "
             "token, and computes them as batch_invariant does; executor=cpu or cuda. Empty: off.",
             "metavar": "JSON",
         },

@@ -11,11 +11,12 @@ from typing import Any
 from baton.rpc.errors import InvalidRequest, Unsupported
 
 _FIELD = "speculative_config"
-METHODS = ("ngram", "suffix", "draft_model", "eagle3")
+METHODS = ("ngram", "suffix", "draft_model", "eagle3", "mtp")
 _WITH_MODEL = ("draft_model", "eagle3")  # that need weights of a folder of their own
+ON_CPUS = (*_WITH_MODEL, "mtp")  # that no other executor runs
 # Methods of vLLM that Baton does not have.
 _OTHERS = ("eagle", "medusa", "mlp_speculator")
-_OTHER_LAYERS = "mtp"  # and names that end with it: layers of a checkpoint that predict further tokens
+_MTP = "mtp"  # and names that end with it, which vLLM has for each family
 _MOST = 64
 
 
@@ -51,6 +52,7 @@ def parse_speculation(text: str, plugins: Sequence[str] = ()) -> SpeculationSett
     if not isinstance(value, dict):
         raise InvalidRequest(f"{_FIELD}={text} is no object", field=_FIELD)
     value.setdefault("method", "draft_model" if "model" in value else "ngram")
+    _use_one_name(value, plugins)
     _check_method(value, plugins)
     known = {field.name: field.default for field in fields(SpeculationSettings)}
     for key, given in value.items():
@@ -65,15 +67,15 @@ def parse_speculation(text: str, plugins: Sequence[str] = ()) -> SpeculationSett
     return settings
 
 
+def _use_one_name(value: dict[str, Any], plugins: Sequence[str]) -> None:
+    method = value["method"]
+    if isinstance(method, str) and method.split("_")[-1] == _MTP and method not in plugins:
+        value["method"] = _MTP
+
+
 def _check_method(value: dict[str, Any], plugins: Sequence[str]) -> None:
     method = value["method"]
     allowed = " or ".join((*METHODS, *plugins))
-    if isinstance(method, str) and method.split("_")[-1] == _OTHER_LAYERS and method not in plugins:
-        raise Unsupported(
-            f"{_FIELD}: method {method!r} needs layers that predict further tokens, which are not read yet; give "
-            f"{allowed}",
-            field=_FIELD,
-        )
     if method in _OTHERS:
         raise Unsupported(f"{_FIELD}: method {method!r} is not supported; give {allowed}", field=_FIELD)
     if method not in METHODS and method not in plugins:

@@ -19,6 +19,7 @@ from baton.worker.core import HeadKind
 from baton.worker.layers.attention import Attention, AttentionWeights
 from baton.worker.layers.device import Device
 from baton.worker.layers.experts import Experts, ExpertsWeights
+from baton.worker.layers.join import Join
 from baton.worker.layers.latent_attention import LatentAttention, LatentWeights
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import Linear
@@ -66,6 +67,7 @@ class Flow:
     query: Tensor | None = None
     attended: Tensor | None = None
     buffers: Buffers | None = None
+    hidden: Tensor | None = None  # of an MTP layer: the hidden states that it reads
 
     @classmethod
     def over(cls, buffers: Buffers) -> Flow:
@@ -130,6 +132,7 @@ class Decoder(Generic[S]):
         ]
         self._embed_norm = norm_of(weights.embed_norm, config.norm)
         self._norm = norm_of(weights.norm, config.norm)
+        self._join = None if weights.join is None else Join(weights.join, config.norm, device)
         generates = HeadKind.GENERATE in config.heads
         self._lm_head = Linear(weights.lm_head, device) if generates else None
         dense = () if config.pooler is None else config.pooler.dense
@@ -149,11 +152,12 @@ class Decoder(Generic[S]):
         graphs: SegmentGraphs[S] | None = None,
         on_written: Callable[[int], None] | None = None,
         hidden_states: HiddenStates | None = None,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Writes the step's keys, values and states. Returns the residual stream [num_tokens, hidden_size] before the
         final norm. Calls `on_written` with each layer once these are written or the write is queued. Fills
-        `hidden_states`, in steps without graphs."""
-        flow = Flow() if graphs is None else graphs.begin(step)
+        `hidden_states`, in steps without graphs; there, an MTP layer reads `hidden` [num_tokens, hidden_size]."""
+        flow = Flow(hidden=hidden) if graphs is None else graphs.begin(step)
         run = partial(self.segment, step=step, flow=flow) if graphs is None else graphs.replay
         for index, layer in enumerate(self._layers):
             run(index)
@@ -169,12 +173,14 @@ class Decoder(Generic[S]):
                 on_written(index)
         run(len(self._layers))
         assert flow.stream is not None
+        if hidden_states is not None and len(self._layers) in hidden_states.layers:
+            hidden_states.take(len(self._layers), flow.stream.residual)
         return flow.stream.residual
 
     def segment(self, index: int, step: S, flow: Flow) -> None:
         """Runs the ops between the attentions of layers index - 1 and index."""
         if index == 0:
-            stream = flow.stream = self._embedded(step, flow.buffers)
+            stream = flow.stream = self._begun(step, flow)
         else:
             assert flow.stream is not None
             stream = flow.stream
@@ -205,6 +211,13 @@ class Decoder(Generic[S]):
             if norm is not None:
                 vectors = norm.apply(vectors, self._device.kernels)
         return vectors
+
+    def _begun(self, step: S, flow: Flow) -> Stream:
+        stream = self._embedded(step, flow.buffers)
+        if self._join is None:
+            return stream
+        assert flow.hidden is not None, "an MTP layer reads hidden states"
+        return Stream(self._join.joined(stream.residual, flow.hidden), fuse_norms=step.fuse_norms)
 
     def _embedded(self, step: S, buffers: Buffers | None) -> Stream:
         embedded = self._device.embed(self._weights.embed, step)

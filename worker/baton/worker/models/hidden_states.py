@@ -12,6 +12,7 @@ class HiddenStates:
     """Collects what some layers read, as one step computes it."""
 
     def __init__(self, layers: Sequence[int]) -> None:
+        """`layers`: their numbers; the number of layers: what the final norm reads."""
         self.layers = frozenset(layers)
         self._found: dict[int, Tensor] = {}
 

@@ -43,6 +43,15 @@ class StateNames:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinNames:
+    """Names of what begins an MTP layer, whole, without ".weight"."""
+
+    embed_norm: str
+    hidden_norm: str
+    proj: str
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """Names without ".weight" and ".bias"; names in a layer are without the layer's prefix."""
 
@@ -78,6 +87,7 @@ class TensorNames:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj")
     shared_down: str = "mlp.shared_experts.down_proj"
     shared_output_gate: str = "mlp.shared_expert_gate"
+    join: JoinNames | None = None  # of an MTP layer; None: the stream begins with the tokens' embeddings
     layout: Layout = Layout.ROWS
     aliases: tuple[tuple[str, str], ...] = ()  # other beginnings of names, as (ours, theirs), in some checkpoints
     endings: tuple[tuple[str, str], ...] = ()  # other endings

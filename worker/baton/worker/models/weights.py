@@ -9,6 +9,7 @@ from torch import Tensor
 
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights
+from baton.worker.layers.join import JoinWeights
 from baton.worker.layers.latent_attention import LatentWeights
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
@@ -41,6 +42,7 @@ class ModelWeights:
     dense: tuple[DenseWeights, ...] = ()  # of the pooler, in its order
     token_types: Tensor | None = None  # [num_token_types, hidden_size]
     embed_norm: Tensor | None = None  # [hidden_size]
+    join: JoinWeights | None = None  # of an MTP layer
 
     @property
     def num_bytes(self) -> int:

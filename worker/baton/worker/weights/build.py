@@ -14,6 +14,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.attention import AttentionWeights
 from baton.worker.layers.experts import ExpertsWeights, SharedExpertWeights
+from baton.worker.layers.join import JoinWeights
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.mlp import MlpWeights
@@ -21,7 +22,7 @@ from baton.worker.layers.spec import NO_MLP, AttentionSpec, ExpertsSpec, LayerSp
 from baton.worker.layers.state_spec import StateSpec
 from baton.worker.layers.table import PackedTable, Table
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.names import Layout
+from baton.worker.models.names import JoinNames, Layout
 from baton.worker.models.weights import DenseWeights, LayerWeights, ModelWeights
 from baton.worker.quantization.base import LinearShape, Part, Source
 from baton.worker.quantization.experts import ExpertsShape
@@ -123,7 +124,17 @@ def _assemble(config: ModelConfig, maker: Allocator) -> ModelWeights:
         types = maker.tensor(f"{names.token_types}.weight", (config.num_token_types, hidden))
     embed_norm = make_norm(maker, names.embed_norm, (hidden,), config.norm) if config.embedding_norm else None
     norm = make_norm(maker, names.norm, (hidden,), config.norm) if config.final_norm else None
-    return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker), types, embed_norm)
+    join = None if names.join is None else _join(config, maker, names.join)
+    return ModelWeights(embed, layers, norm, lm_head, positions, _dense(config, maker), types, embed_norm, join)
+
+
+def _join(config: ModelConfig, maker: Allocator, names: JoinNames) -> JoinWeights:
+    hidden = config.hidden_size
+    return JoinWeights(
+        make_norm(maker, names.embed_norm, (hidden,), config.norm),
+        make_norm(maker, names.hidden_norm, (hidden,), config.norm),
+        maker.linear(LinearShape([Part(names.proj, hidden)], 2 * hidden, kind="head")),
+    )
 
 
 def _relative(config: ModelConfig, maker: Allocator) -> Tensor | None:

@@ -44,8 +44,10 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device = _CPU,
     settings: StreamSettings | None = None,
+    prefix: str = "",
 ) -> FilledWeights:
-    """Streams a checkpoint's tensors to the device, converted.
+    """Streams a checkpoint's tensors to the device, converted. The model has all tensors whose names begin with
+    `prefix`; the log names those of them that it does not need.
 
     Raises InvalidRequest that names tensors that are missing, misnamed or misshapen.
     """
@@ -56,7 +58,7 @@ def load_weights(
         )
         config = true
     config = with_stored_experts(config, checkpoint)
-    names = checked_names(config, checkpoint, dtype)
+    names = checked_names(config, checkpoint, dtype, prefix)
     stream = TensorStream(device, settings)
     streamed = Streamed()
     progress = LoadProgress()
@@ -90,8 +92,8 @@ class _Checked:
     missing: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
-def checked_names(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) -> dict[str, str]:
-    """Returns the checkpoint's name of each tensor that the model needs. Logs those that it does not.
+def checked_names(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype, prefix: str = "") -> dict[str, str]:
+    """Returns the checkpoint's name of each tensor that the model needs. Logs those with `prefix` that it does not.
 
     Raises InvalidRequest for tensors that are missing, misnamed or misshapen.
     """
@@ -111,7 +113,7 @@ def checked_names(config: ModelConfig, checkpoint: Tensors, dtype: torch.dtype) 
 
     build_weights(config, source, dtype, torch.device("meta"))
     unused = sorted(set(checkpoint.names).difference(found.names.values()))
-    unused = [name for name in unused if not is_redundant(name, config)]
+    unused = [name for name in unused if name.startswith(prefix) and not is_redundant(name, config)]
     problems = [*found.problems, *_missing(config, checkpoint, found.missing, unused)]
     if problems:
         more = f"; and {len(problems) - _NAMED_PROBLEMS} more tensors" if len(problems) > _NAMED_PROBLEMS else ""

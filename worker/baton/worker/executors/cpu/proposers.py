@@ -1,4 +1,4 @@
-"""Makes the proposer that a worker's settings name: one of Baton's, a draft model, or a plugin's."""
+"""Makes the proposer that a worker's settings name: one of Baton's, a model or layer that guesses, or a plugin's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.draft_model import DraftModel
 from baton.worker.executors.cpu.eagle3.checkpoint import load_eagle3
 from baton.worker.executors.cpu.eagle3.proposer import Eagle3Proposer
+from baton.worker.executors.cpu.mtp.checkpoint import load_mtp
+from baton.worker.executors.cpu.mtp.proposer import MtpProposer
 from baton.worker.executors.host.draft_models import DraftMemory, load_draft_model
 from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.models.weights import ModelWeights
@@ -46,25 +48,45 @@ def make_proposer(settings: SpeculationSettings, verifier: Verifier, plugins: Pl
             return _draft_model(settings, verifier)
         case "eagle3":
             return _eagle3(settings, verifier)
+        case "mtp":
+            return _mtp(verifier)
     vocab_size, most = verifier.loaded.config.vocab_size, verifier.config.max_num_requests
     return host_proposer(settings, ProposerContext(vocab_size, verifier.max_model_len, most), plugins)
 
 
 def _draft_model(settings: SpeculationSettings, verifier: Verifier) -> DraftModel:
     loaded = load_draft_model(settings, verifier.config, verifier.options, verifier.dtype)
-    memory = DraftMemory(
-        verifier.config.max_num_requests, verifier.max_model_len, verifier.config.block_size, verifier.num_blocks
-    )
-    return DraftModel(loaded, verifier.dtype, memory, verifier.loaded.config.vocab_size)
+    return DraftModel(loaded, verifier.dtype, _draft_memory(verifier), verifier.loaded.config.vocab_size)
 
 
 def _eagle3(settings: SpeculationSettings, verifier: Verifier) -> Eagle3Proposer:
-    model, weights = verifier.loaded.config, verifier.loaded.weights
-    if not isinstance(weights, ModelWeights):
-        raise Unsupported(
-            f"{_FIELD}: method 'eagle3' reads hidden states, which a model of {model.implementation} does not give",
-            field=_FIELD,
-        )
+    model, weights = verifier.loaded.config, _read_weights(verifier, "eagle3")
     folder = resolve_model(settings.model, settings.revision)
     head = load_eagle3(folder, model, weights.embed, verifier.dtype)
     return Eagle3Proposer(head, verifier.max_model_len, model.vocab_size)
+
+
+def _mtp(verifier: Verifier) -> MtpProposer:
+    config, model, weights = verifier.config, verifier.loaded.config, _read_weights(verifier, "mtp")
+    if config.load_format == "dummy":
+        raise Unsupported(
+            f"{_FIELD}: method 'mtp' reads a layer of the checkpoint, and load_format=dummy reads none", field=_FIELD
+        )
+    layer = load_mtp(resolve_model(config.model, config.revision), model, weights, verifier.dtype)
+    return MtpProposer(layer, weights, model.num_layers, verifier.dtype, _draft_memory(verifier))
+
+
+def _draft_memory(verifier: Verifier) -> DraftMemory:
+    config = verifier.config
+    return DraftMemory(config.max_num_requests, verifier.max_model_len, config.block_size, verifier.num_blocks)
+
+
+def _read_weights(verifier: Verifier, method: str) -> ModelWeights:
+    """Returns the weights of a model whose hidden states can be read."""
+    if not isinstance(verifier.loaded.weights, ModelWeights):
+        raise Unsupported(
+            f"{_FIELD}: method {method!r} reads hidden states, which a model of "
+            f"{verifier.loaded.config.implementation} does not give",
+            field=_FIELD,
+        )
+    return verifier.loaded.weights

@@ -42,10 +42,10 @@ _NOTHING = np.empty(0, np.int32)
 
 def check_method(settings: SpeculationSettings | None) -> None:
     """Raises Unsupported for a method that has no form on a GPU."""
-    if settings is not None and settings.method == "eagle3":
+    if settings is not None and settings.method in ("eagle3", "mtp"):
         raise Unsupported(
-            "speculative_config: method 'eagle3' reads hidden states of steps, which executor=cuda does not keep; give "
-            "draft_model, ngram, suffix or a plugin, or executor=cpu",
+            f"speculative_config: method {settings.method!r} reads hidden states of steps, which executor=cuda does "
+            "not keep; give draft_model, ngram, suffix or a plugin, or executor=cpu",
             field="speculative_config",
         )
 

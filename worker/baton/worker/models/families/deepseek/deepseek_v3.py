@@ -13,7 +13,7 @@ ARCHITECTURE = "DeepseekV3ForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers of which the first are dense. Layers that predict further tokens are not read."""
+    """Reads layers of which the first are dense. For the MTP layer see baton.worker.models.mtp."""
     check_silu(fields)
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
         if fields.text(key, default=only) != only:

@@ -14,7 +14,7 @@ _KINDS = ("dense", "sparse")
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers that differ in their MLPs. Layers that predict further tokens are not read."""
+    """Reads layers that differ in their MLPs. For the MTP layer see baton.worker.models.mtp."""
     check_silu(fields)
     size = fields.positive_int("moe_intermediate_size")
     router = read_grouped_router(fields, ("n_routed_experts",))

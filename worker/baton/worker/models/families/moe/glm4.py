@@ -1,4 +1,4 @@
-"""GLM-4.5 to 4.7, without layers that predict further tokens: some layers are dense, others have groups of experts."""
+"""GLM-4.5 to 4.7, some layers are dense, others have groups of experts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ARCHITECTURE = "Glm4MoeForCausalLM"
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers that differ in their MLPs. Layers that predict further tokens are not read."""
+    """Reads layers that differ in their MLPs. For the MTP layer see baton.worker.models.mtp."""
     attention, num_layers = _read_attention(fields), read_num_layers(fields)
     size = fields.positive_int("moe_intermediate_size")
     num_shared = fields.positive_int("n_shared_experts", default=1)
