@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).resolve().parent
 PYPROJECT = FOLDER.parent / "pyproject.toml"
-NOT_SHIPPED = frozenset({"dev", "docs", "eval", "mistral", "slow-tokenizers"})
+NOT_SHIPPED = frozenset({"calibrate", "dev", "docs", "eval", "mistral", "slow-tokenizers"})
 GPU_EXTRAS = frozenset({"cuda", "rdma"})
 # torch, and what only its CUDA build depends on.
 _NOT_ON_CPU = re.compile(r"torch|triton|(nvidia|cuda)-.*")

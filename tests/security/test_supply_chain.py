@@ -69,6 +69,10 @@ ALLOWED = {
         "services/baton/services/settings/config_file.py",
         "yaml",
     ): "its safe loader's nodes, of which no objects are made",
+    (
+        "worker/baton/worker/weights/quantizing/auto_round.py",
+        "transformers",
+    ): "a local folder, from safetensors, without its code",
     ("services/baton/services/bench/command.py", "import_module"): "the program of one of the product's own benchmarks",
     ("services/baton/services/bench/sweep/command.py", "import_module"): "the same, once for each point of a grid",
     ("services/baton/services/evaluation/command.py", "import_module"): "offline inference, which loads torch",

@@ -37,6 +37,8 @@ def test_a_folder_is_written_and_what_it_took_is_printed(ask, tmp_path):
     [
         (("--format", "w4a16"), "model.layers.0.mlp.down_proj: 704 input features are no multiple of the group size"),
         (("--format", "fp8", "--group-size", "64"), "--group-size=64: fp8 has no choice of it"),
+        (("--format", "gptq", "--calibrate", "/none.txt"), "--calibrate=/none.txt: No such file or directory"),
+        (("--format", "fp8", "--calibrate", __file__), "--calibrate: fp8 is rounded to the nearest alone"),
         (("--format", "fp8", "--ignore", "k_projj"), "--ignore=k_projj: it names no linear of the model"),
     ],
 )

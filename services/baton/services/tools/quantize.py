@@ -9,18 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from baton.rpc.errors import ServiceError
+from baton.rpc.errors import InvalidRequest, ServiceError
 from baton.services.settings import SettingsError
 from baton.services.up.model_source import resolve_model
 from baton.worker.weights.quantizing.table import SCHEMES
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1
-_FLAGS = {"format": "--format", "group_size": "--group-size", "ignore": "--ignore"}
+_FLAGS = {"format": "--format", "group_size": "--group-size", "ignore": "--ignore", "calibrate": "--calibrate"}
 _MIB = 1 << 20
 _ABOUT = (
     "Writes an unquantized model folder again with weights of 8 or 4 bits, rounded to the nearest. Embeddings, heads, "
-    "routers, norms and biases stay as they are. The model is not run. Baton, vLLM and Transformers read the folder."
+    "routers, norms and biases stay as they are. Without --calibrate the model is not run. Baton, vLLM and "
+    "Transformers read the folder."
 )
 
 
@@ -48,11 +49,25 @@ def _quantize(folder: Path, options: argparse.Namespace) -> Any:
     scheme_of = importlib.import_module("baton.worker.weights.quantizing.scheme").scheme_of
     quantize = importlib.import_module("baton.worker.weights.quantizing.quantize").quantize
     scheme = scheme_of(options.format, options.group_size)
+    calibration = _calibration(folder, options) if options.calibrate else None
     shown = _Progress()
     try:
-        return quantize(folder, Path(options.out), scheme, tuple(options.ignore), shown)
+        return quantize(folder, Path(options.out), scheme, tuple(options.ignore), shown, calibration=calibration)
     finally:
         shown.close()
+
+
+def _calibration(folder: Path, options: argparse.Namespace) -> Any:
+    """Returns what tunes the rounding to a text. Raises InvalidRequest for a file that is none."""
+    try:
+        text = Path(options.calibrate).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"calibrate={options.calibrate}: {error.strerror}", field="calibrate") from error
+    except UnicodeDecodeError as error:
+        message = f"calibrate={options.calibrate}: byte {error.start} is no UTF-8; give a text file"
+        raise InvalidRequest(message, field="calibrate") from error
+    made = importlib.import_module("baton.worker.weights.quantizing.auto_round").AutoRoundCalibration
+    return made(folder, text, options.calibration_window, options.calibration_steps)
 
 
 class _Progress:
@@ -96,8 +111,36 @@ def _parser() -> argparse.ArgumentParser:
         help="Linears that stay as they are: a name, the end of one, a pattern with *, or a regular expression behind "
         "re:. May be repeated.",
     )
+    parser.add_argument(
+        "--calibrate",
+        default="",
+        metavar="TEXT",
+        help="A text file, to whose tokens AutoRound tunes the rounding of integers in groups. Runs the model, on a "
+        'GPU if there is one; needs pip install "baton-inference[calibrate]".',
+    )
+    parser.add_argument(
+        "--calibration-window",
+        type=_positive,
+        default=512,
+        metavar="N",
+        help="Tokens of the text that are read together. Default: 512; at most 512 windows are read.",
+    )
+    parser.add_argument(
+        "--calibration-steps",
+        type=_positive,
+        default=200,
+        metavar="N",
+        help="Steps of the tuning of each block of layers. Default: 200.",
+    )
     parser.add_argument("--revision", default="", metavar="NAME", help="Branch, tag or commit of a hub id.")
     return parser
+
+
+def _positive(word: str) -> int:
+    value = int(word)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
 
 
 def _lines(options: argparse.Namespace, result: Any) -> Iterator[str]:
@@ -119,6 +162,6 @@ def _some(names: Sequence[str]) -> str:
 def _with_flag(error: ServiceError) -> str:
     """Returns the message with the field that it begins with named as the flag."""
     for field, flag in _FLAGS.items():
-        if error.message.startswith(f"{field}="):
+        if error.message.startswith((f"{field}=", f"{field}:")):
             return error.message.replace(field, flag, 1)
     return error.message

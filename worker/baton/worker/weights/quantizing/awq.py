@@ -6,21 +6,24 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from baton.worker.weights.quantizing import integers, numbers
-from baton.worker.weights.quantizing.scheme import Packed, Scheme
+from baton.worker.weights.quantizing import numbers
+from baton.worker.weights.quantizing.integer_scheme import IntegerScheme
+from baton.worker.weights.quantizing.integers import Integers
+from baton.worker.weights.quantizing.scheme import Packed
 
-_BITS = 4
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output features of a word, from its lowest bits
 
 
-class Awq(Scheme):
+class Awq(IntegerScheme):
     """`NAME.qweight` and `NAME.qzeros` of words along output features, and `NAME.scales`, all transposed."""
+
+    has_zeros = True
+    fixed_scale_dtype = torch.float16
 
     def settings(self, left_out: Sequence[str]) -> dict[str, Any]:
         return {
-            "bits": _BITS,
+            "bits": self.bits,
             "group_size": self.group,
             "modules_to_not_convert": list(left_out),
             "quant_method": "awq",
@@ -28,11 +31,10 @@ class Awq(Scheme):
             "zero_point": True,
         }
 
-    def pack(self, weight: Tensor, dtype: torch.dtype, largest: float) -> Packed:
-        made = integers.with_zeros(weight, _BITS, self.group, torch.float16)
+    def pack_integers(self, made: Integers, dtype: torch.dtype) -> Packed:
         tensors = {
-            ".qweight": numbers.words_of(made.stored.t(), _BITS, _ORDER),
-            ".qzeros": numbers.words_of(made.zero.t(), _BITS, _ORDER),
+            ".qweight": numbers.words_of(made.stored.t(), self.bits, _ORDER),
+            ".qzeros": numbers.words_of(made.zero.t(), self.bits, _ORDER),
             ".scales": made.scale.t().to(torch.float16).contiguous(),
         }
         return Packed(tensors, made.weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,8 +19,10 @@ from baton.worker.quantization.base import LinearShape
 from baton.worker.weights.build import build_weights
 from baton.worker.weights.checkpoint import Checkpoint
 from baton.worker.weights.filling import checked_names
+from baton.worker.weights.quantizing.calibration import Calibration, check_calibrated
+from baton.worker.weights.quantizing.integers import Integers
 from baton.worker.weights.quantizing.linears import ModelLinears, Stack
-from baton.worker.weights.quantizing.scheme import Scheme
+from baton.worker.weights.quantizing.scheme import Packed, Scheme
 from baton.worker.weights.quantizing.shards import SHARD_BYTES, ShardWriter
 from baton.worker.weights.quantizing.source import UnquantizedFolder
 
@@ -62,8 +64,10 @@ def quantize(
     ignore: tuple[str, ...] = (),
     progress: OnProgress = lambda done, total: None,
     shard_bytes: int = SHARD_BYTES,
+    calibration: Calibration | None = None,
 ) -> Quantized:
-    """Writes the folder `out`, which must not exist. Memory holds one output file and one linear.
+    """Writes the folder `out`, which must not exist. Memory holds one output file and one linear; with `calibration`,
+    which chooses the integers of the linears, the model too.
 
     Raises InvalidRequest, before it writes, for a model, a format or sizes that do not go together.
     """
@@ -72,6 +76,8 @@ def quantize(
     source = UnquantizedFolder(folder)
     with Checkpoint(folder) as checkpoint, torch.inference_mode():
         plan = _Plan(source, checkpoint, scheme, ignore)
+        if calibration is not None:
+            plan.calibrate(calibration)
         with _new_folder(out) as partial:
             writer = ShardWriter(partial, shard_bytes)
             result = plan.write(writer, progress)
@@ -90,6 +96,7 @@ class _Plan:
         self._config = config
         self._checkpoint = checkpoint
         self._scheme = scheme
+        self._chosen: Mapping[str, Integers] = {}  # by a calibration
         self._names = checked_names(config, checkpoint, torch.float32)
         self._linears = ModelLinears(config, ignore, packs_stacks=scheme.packs_stacks)
         names = [f"{part.name}.weight" for shape in self._linears.packed for part in shape.parts]
@@ -98,6 +105,15 @@ class _Plan:
             raise InvalidRequest("ignore names all linears of the model; nothing is left to quantize", field="ignore")
         self.settings = scheme.settings(self._left_out())
         _check_readable(source.quantized_config(config, self.settings))
+
+    def calibrate(self, calibration: Calibration) -> None:
+        """Lets a calibration choose the integers. Raises InvalidRequest for a format without."""
+        scheme = check_calibrated(self._scheme)
+        for shape in self._linears.packed:
+            for part in shape.parts:
+                name = self._names[f"{part.name}.weight"]
+                _check_finite(name, self._checkpoint.tensor(name, (part.rows, shape.in_features)))
+        self._chosen = calibration.integers_of([name.removesuffix(".weight") for name in self._packed], scheme)
 
     def write(self, writer: ShardWriter, progress: OnProgress) -> Quantized:
         """Packs the linears, and copies all other tensors."""
@@ -126,11 +142,16 @@ class _Plan:
         largest = max(float(weight.abs().max()) for weight in parts.values())
         for name, weight in parts.items():
             values = weight.float()
-            packed = self._scheme.pack(values, weight.dtype, largest)
+            packed = self._round(name.removesuffix(".weight"), values, weight.dtype, largest)
             for ending, tensor in packed.tensors.items():
                 writer.add(name.removesuffix(".weight") + ending, tensor)
             result.count(name, values, packed.weight)
         return sum(weight.nbytes for weight in parts.values())
+
+    def _round(self, name: str, weight: Tensor, dtype: torch.dtype, largest: float) -> Packed:
+        if name in self._chosen:
+            return check_calibrated(self._scheme).pack_integers(self._chosen[name], dtype)
+        return self._scheme.pack(weight, dtype, largest)
 
     def _pack_stack(self, stack: Stack, writer: ShardWriter, result: Quantized) -> int:
         """Writes the matrices of all experts. Returns the bytes that they had."""
