@@ -13,10 +13,10 @@ from baton.kernels import reference
 from baton.kernels.activation.silu_mul import silu_mul
 from baton.kernels.norm.rms_norm import rms_norm
 from baton.kernels.routing import Gate
+from baton.worker.quantization.experts import DOWN, GATE_UP
 from baton.worker.quantization.neighbours import Norm, Stream
 from baton.worker.quantization.quantized.cuda import CudaPackedOps
 from baton.worker.quantization.quantized.cuda_experts import CudaPackedExperts
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 
 pytestmark = pytest.mark.interpreted
 

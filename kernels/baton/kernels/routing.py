@@ -29,7 +29,13 @@ class RouterSpec:
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """silu(gate) * up; with a limit: gate * sigmoid(alpha * gate) * (up + 1) of clamped gate and up."""
+    """silu(gate) * up; with a limit: gate * sigmoid(alpha * gate) * (up + 1) of clamped gate and up; or relu(up)^2."""
 
     limit: float = 0.0  # gates are at most this, ups between this and its negative; 0: not clamped
     alpha: float = 1.702
+    squares: bool = False  # there are no gates, and ups are relu(up)^2
+
+    @property
+    def num_parts(self) -> int:
+        """Matrices of an expert before its gate: gates and ups, or ups alone."""
+        return 1 if self.squares else 2

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
-from transformers import GptOssConfig
+from transformers import GptOssConfig, NemotronHConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from baton.kernels.reference import run_experts
 from baton.kernels.reference.linear.packed import is_large
@@ -94,3 +95,15 @@ def test_a_tokens_sum_does_not_depend_on_the_order_of_others() -> None:
     one, order = case(40, 3), torch.randperm(40)
     shuffled = one._replace(x=one.x[order], weights=one.weights[order], ids=one.ids[order])
     torch.testing.assert_close(run_experts(*shuffled, Gate()), run_experts(*one, Gate())[order])
+
+
+def test_experts_without_gates_square_their_ups_as_in_transformers() -> None:
+    one = case(17, 3)
+    config = NemotronHConfig(n_routed_experts=NUM_EXPERTS, hidden_size=HIDDEN, moe_intermediate_size=SIZE)
+    theirs = NemotronHExperts(config)
+    ups = one.gate_up[:, :SIZE].contiguous()
+    theirs.load_state_dict({"up_proj": ups, "down_proj": one.down})
+    with torch.no_grad():
+        expected = theirs(one.x, one.ids, one.weights)
+    out = run_experts(*one._replace(gate_up=ups), Gate(squares=True))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)

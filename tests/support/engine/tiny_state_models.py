@@ -60,6 +60,15 @@ _NEMOTRON: dict[str, Any] = {
     "n_groups": 2,
     "time_step_min": 1e-9,  # Transformers limits the steps of prompts by it, but not those of decodes
 }
+_UNGATED: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
 
 
 def _decaying(model: PreTrainedModel) -> PreTrainedModel:
@@ -99,6 +108,16 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
                 **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
                 **_NEMOTRON,
                 hybrid_override_pattern="M-MM*-M-",
+            )
+        )
+    ),
+    "nemotron_h-experts": lambda: _decaying(
+        NemotronHForCausalLM(
+            NemotronHConfig(
+                **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
+                **_NEMOTRON,
+                **_UNGATED,
+                hybrid_override_pattern="ME*EM-M",
             )
         )
     ),

@@ -26,6 +26,13 @@ GPT2 = {"architectures": ["GPT2LMHeadModel"]}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"]}
 GRANITE4 = {"architectures": ["GraniteMoeHybridForCausalLM"]}
 NEMOTRON_H = {"architectures": ["NemotronHForCausalLM"]}
+UNGATED = {
+    "hybrid_override_pattern": "ME*E",
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "moe_shared_expert_intermediate_size": 56,
+}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -131,10 +138,19 @@ def test_yarn_stretches_the_models_length() -> None:
             {**GRANITE4, "layer_types": ["attention", "mamba"] * 2, "mamba_n_heads": 4, "time_step_limit": [0.5, 0.1]},
             r"time_step_limit is \[0.5, 0.1\]; it must be a list of the least and the largest step size",
         ),
-        ({**NEMOTRON_H, "hybrid_override_pattern": "ME*E"}, r"hybrid_override_pattern is 'ME\*E'; .*without experts"),
+        ({**NEMOTRON_H, **UNGATED, "moe_latent_size": 8}, r"moe_latent_size is 8; it must be null"),
+        ({**NEMOTRON_H, **UNGATED, "n_shared_experts": 2}, r"n_shared_experts is 2; it must be 1"),
+        ({**NEMOTRON_H, **UNGATED, "mlp_hidden_act": "silu"}, r"mlp_hidden_act is 'silu'; it must be relu2 where"),
+        ({**NEMOTRON_H, "hybrid_override_pattern": "M*E-"}, r"hybrid_override_pattern is 'M\*E-'; .*experts follow"),
         ({**NEMOTRON_H, "hybrid_override_pattern": "M-M-"}, r"hybrid_override_pattern is 'M-M-'; .*with attention"),
-        ({**NEMOTRON_H, "hybrid_override_pattern": "-M*-"}, r"hybrid_override_pattern is '-M\*-'; .*MLPs follow"),
-        ({**NEMOTRON_H, "layers_block_type": ["mamba", "conv"]}, r"layers_block_type is .*mamba, attention and mlp"),
+        (
+            {**NEMOTRON_H, "hybrid_override_pattern": "-M*-"},
+            r"hybrid_override_pattern is '-M\*-'; .*MLPs and experts follow",
+        ),
+        (
+            {**NEMOTRON_H, "layers_block_type": ["mamba", "conv"]},
+            r"layers_block_type is .*mamba, attention, mlp and moe",
+        ),
         (
             {**NEMOTRON_H, "hybrid_override_pattern": None},
             r"hybrid_override_pattern is None; it must be .*pattern of M",

@@ -22,10 +22,10 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.names import Layout
 from baton.worker.models.registry import parse_config
 from baton.worker.quantization.base import Params, QuantMethod
+from baton.worker.quantization.experts import DOWN, GATE_UP
 from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import PerPart
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 from baton.worker.weights.build import build_weights
 
 WAYS = (
@@ -37,8 +37,8 @@ WAYS = (
     "gptq-order",
     "compressed-nvfp4",
 )
-# One row of each family, without its variants.
-NAMES = [name for name in MODELS if "-" not in name]
+# One row of each family, without its variants; and experts without gates.
+NAMES = [*(name for name in MODELS if "-" not in name), "nemotron_h-experts"]
 
 
 @cache

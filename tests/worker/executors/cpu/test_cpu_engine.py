@@ -35,6 +35,7 @@ KINDS = (
     "granitemoehybrid-mamba",
     "granitemoehybrid-experts",
     "nemotron_h",
+    "nemotron_h-experts",
     "storyteller-7m",
 )
 FAMILIES = (

@@ -72,6 +72,11 @@ def base_model_of(config: ModelConfig, dtype: torch.dtype) -> BaseModel:
             "adapters yet: leave adapters off",
             field="enable_lora",
         )
+    if config.experts is not None and config.experts.gate.squares:
+        raise Unsupported(
+            f"enable_lora=true needs experts with gates; those of {config.architecture} have none: leave adapters off",
+            field="enable_lora",
+        )
     sites: list[Site] = []
     layers: list[tuple[ExpertsShape, ExpertSites]] = []
     refused: dict[str, str] = {}

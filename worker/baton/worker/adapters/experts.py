@@ -13,9 +13,8 @@ from baton.worker.adapters.expert_sites import ExpertSites
 from baton.worker.adapters.pairs import PairTiles, pair_tiles
 from baton.worker.adapters.site import Site
 from baton.worker.quantization.base import Params
-from baton.worker.quantization.experts import ExpertsOps
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 
 
 class AdapterExpertsOps(ExpertsOps):

@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.worker.layers.device import Device
 from baton.worker.layers.linear import Linear, LinearWeights
 from baton.worker.layers.norm import norm_of
-from baton.worker.layers.spec import ExpertsSpec, NormSpec
+from baton.worker.layers.spec import ExpertsSpec, MlpSpec, NormSpec
 from baton.worker.quantization.base import Params
 from baton.worker.quantization.experts import ExpertsMethod
 from baton.worker.quantization.neighbours import Norm, Stream
@@ -30,7 +30,7 @@ class StackedWeights:
 class SharedExpertWeights:
     """The expert that all tokens share."""
 
-    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first
+    gate_up: LinearWeights  # [2 * intermediate_size, hidden_size], gates first; without gates half as many rows
     down: LinearWeights  # [hidden_size, intermediate_size]
     output_gate: LinearWeights | None  # [1, hidden_size]
 
@@ -61,16 +61,20 @@ class Experts:
         self._correction = weights.correction
         self._params = weights.experts.params
         self._ops = device.experts_ops(weights.experts.method, weights.experts.name)
-        self._shared = None if weights.shared is None else _SharedExpert(weights.shared, device)
+        self._shared = None
+        if weights.shared is not None:
+            assert spec.shared is not None, "weights are built by the layer's spec"
+            self._shared = _SharedExpert(spec.shared, weights.shared, device)
         self._scale = scale
         # Without a norm, the shared expert would read what the others have changed.
         apart = self._shared is None or self._input_norm is not None
         self._adds_plain_sum = apart and self._output_norm is None and scale == 1
+        self._may_fuse = self._adds_plain_sum and self._shared is None and not spec.gate.squares
 
     def add(self, stream: Stream) -> None:
         """Adds the experts' sum to the stream."""
         norm, num_pairs = self._input_norm, len(stream.residual) * self._spec.router.top_k
-        may_fuse = self._adds_plain_sum and self._shared is None and stream.fuse_norms and stream.update is None
+        may_fuse = self._may_fuse and stream.fuse_norms and stream.update is None
         if may_fuse and norm is not None and not norm.centered and self._ops.fuses_norm(self._params, num_pairs):
             weights, ids = self._route(stream, norm)
             self._ops.add_normed(self._params, stream, norm, weights, ids, self._spec.gate)
@@ -98,7 +102,8 @@ class Experts:
 
 
 class _SharedExpert:
-    def __init__(self, weights: SharedExpertWeights, device: Device[Any]) -> None:
+    def __init__(self, spec: MlpSpec, weights: SharedExpertWeights, device: Device[Any]) -> None:
+        self._spec = spec
         self._gate_up = Linear(weights.gate_up, device)
         self._down = Linear(weights.down, device)
         self._output_gate = None if weights.output_gate is None else Linear(weights.output_gate, device)
@@ -116,4 +121,7 @@ class _SharedExpert:
         return out if self._output_gate is None else out.mul_(torch.sigmoid(self._output_gate.multiply(x)))
 
     def _gate(self, x: Tensor, fuse: bool) -> Tensor:
-        return self._gate_up.gate(Stream(x, fuse_norms=fuse), None)
+        stream = Stream(x, fuse_norms=fuse)
+        if self._spec.gated:
+            return self._gate_up.gate(stream, None)
+        return self._gate_up.activate(stream, None, self._spec.activation)

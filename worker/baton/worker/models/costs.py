@@ -160,7 +160,7 @@ def _active_experts(hidden: int, experts: ExpertsSpec) -> int:
 
 
 def _expert_values(hidden: int, experts: ExpertsSpec) -> int:
-    return 3 * hidden * experts.intermediate_size
+    return (experts.gate.num_parts + 1) * hidden * experts.intermediate_size
 
 
 def _mlp_values(hidden: int, mlp: MlpSpec) -> int:

@@ -9,10 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from baton.kernels.reference.moe.experts import gated_by
 from baton.kernels.routing import Gate
 from baton.worker.quantization.base import Finish, Params, Source
 from baton.worker.quantization.expert_names import ExpertNames
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
+
+GATE_UP, DOWN = "gate_up", "down"  # the linears of an expert
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,12 @@ class ExpertsShape:
     hidden_size: int
     intermediate_size: int
     bias: bool = False
+    gate: Gate = Gate()  # noqa: RUF009 - frozen
+
+    @property
+    def gate_up_size(self) -> int:
+        """Rows of an expert's gates and ups, or of its ups alone."""
+        return self.gate.num_parts * self.intermediate_size
 
 
 class ExpertsOps(ABC):
@@ -44,6 +53,13 @@ class ExpertsOps(ABC):
     def product(self, params: Params, linear: str, rows: Tensor, ids: Tensor) -> Tensor:
         """Returns the rows [num_pairs, k] of pairs, in the order of `ids` [num_tokens, top_k], times their experts'
         matrices of a linear, `gate_up` (gates first) or `down`, plus their biases."""
+
+    def run_by_products(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        """Returns what `run` does, by a product for each linear: of gates that no fused kernel has."""
+        rows = x.repeat_interleave(ids.shape[1], 0)
+        gated = gated_by(self.product(params, GATE_UP, rows, ids), gate)
+        out = self.product(params, DOWN, gated, ids)
+        return out.view(*ids.shape, -1).mul(weights.unsqueeze(-1)).sum(1).to(x.dtype)
 
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         """Adds what `run` returns to the stream."""

@@ -19,13 +19,14 @@ from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 
 class UnquantizedExperts:
     """Implements ExpertsMethod: `gate_up` [num_experts, 2 intermediate_size, hidden_size], gates first, and `down`
-    [num_experts, hidden_size, intermediate_size]; `gate_up_bias` and `down_bias` without the last dimension."""
+    [num_experts, hidden_size, intermediate_size]; `gate_up_bias` and `down_bias` without the last dimension. Without
+    gates, `gate_up` has half as many rows."""
 
     name = "unquantized"
 
     def create(self, shape: ExpertsShape, dtype: torch.dtype, device: torch.device) -> Params:
         """Allocates the stacks."""
-        wide, hidden, size = 2 * shape.intermediate_size, shape.hidden_size, shape.intermediate_size
+        wide, hidden, size = shape.gate_up_size, shape.hidden_size, shape.intermediate_size
         sizes: dict[str, tuple[int, ...]] = {"gate_up": (wide, hidden), "down": (hidden, size)}
         if shape.bias:
             sizes |= {"gate_up_bias": (wide,), "down_bias": (hidden,)}
@@ -70,6 +71,8 @@ class _CudaOps(ExpertsOps):
         self._rows: dict[int, Row] = {}  # by the number of pairs
 
     def run(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate) -> Tensor:
+        if gate.squares:
+            return self.run_by_products(params, x, weights, ids, gate)
         out: Tensor = self._row(params, ids.numel()).load()(x, weights, ids, *_tensors(params, gate))
         return out
 
@@ -80,7 +83,7 @@ class _CudaOps(ExpertsOps):
 
     def add(self, params: Params, x: Tensor, weights: Tensor, ids: Tensor, gate: Gate, stream: Stream) -> None:
         row = self._row(params, ids.numel())
-        if row is FEW_EXPERTS:
+        if row is FEW_EXPERTS and not gate.squares:
             row.load()(x, weights, ids, *_tensors(params, gate), residual=stream.settled())
         else:
             super().add(params, x, weights, ids, gate, stream)

@@ -234,7 +234,13 @@ def _put_gates_first(gate_up: LinearWeights) -> None:
 def _experts(layer: LayerMaker, spec: LayerSpec, experts: ExpertsSpec) -> ExpertsWeights:
     names, hidden, router = layer.names, layer.hidden, experts.router
     shape = ExpertsShape(
-        names.experts, layer.prefix, router.num_experts, hidden, experts.intermediate_size, experts.bias
+        names.experts,
+        layer.prefix,
+        router.num_experts,
+        hidden,
+        experts.intermediate_size,
+        experts.bias,
+        experts.gate,
     )
     router_layer = layer.in_fp32() if experts.router_in_fp32 else layer
     return ExpertsWeights(
@@ -257,7 +263,7 @@ def _correction(layer: LayerMaker, num_experts: int) -> Tensor:
 def _shared_expert(layer: LayerMaker, mlp: MlpSpec, gated: bool) -> SharedExpertWeights:
     names, hidden, ffn = layer.names, layer.hidden, mlp.intermediate_size
     return SharedExpertWeights(
-        gate_up=layer.linear(names.shared_gate_up, (ffn, ffn), hidden, mlp.bias),
+        gate_up=layer.linear(names.shared_gate_up, (ffn, ffn) if mlp.gated else (ffn,), hidden, mlp.bias),
         down=layer.linear((names.shared_down,), (hidden,), ffn, mlp.bias),
         output_gate=layer.linear((names.shared_output_gate,), (1,), hidden, kind="router") if gated else None,
     )

@@ -24,6 +24,7 @@ def run_experts(
 
     x [num_tokens, hidden_size], weights and ids [num_tokens, top_k], gate_up [num_experts, 2 size, hidden_size] with
     gates first, down [num_experts, hidden_size, size]; biases [num_experts, 2 size] and [num_experts, hidden_size].
+    Without gates, gate_up and its bias have `size` rows an expert.
     """
     groups = Groups(ids)
     gated = gated_by(groups.products(groups.rows(x), gate_up, gate_up_bias), gate)
@@ -31,7 +32,9 @@ def run_experts(
 
 
 def gated_by(gate_up: Tensor, gate: Gate) -> Tensor:
-    """Returns the gated ups of gate_up [num_rows, 2 size]."""
+    """Returns the gated ups of gate_up [num_rows, 2 size], or the squared ones of [num_rows, size]."""
+    if gate.squares:
+        return functional.relu(gate_up).square_()
     gates, ups = gate_up.chunk(2, dim=-1)
     if not gate.limit:
         return functional.silu(gates).mul_(ups)

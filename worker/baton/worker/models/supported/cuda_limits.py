@@ -15,6 +15,8 @@ def misfit(model: ModelConfig) -> str:
             f"the model's weights are in the format {model.weight_format.name}, which executor=cuda does not compute; "
             "use executor=cpu"
         )
+    if model.weight_format is not None and model.experts is not None and model.experts.gate.squares:
+        return f"executor=cuda has no packed experts without gates, as those of {model.architecture}; use executor=cpu"
     first = model.attention
     if model.state_layers and (isinstance(first, LatentSpec) or not _proven(model)):
         return f"executor=cuda has no layers with states like those of {model.architecture} yet; use executor=cpu"

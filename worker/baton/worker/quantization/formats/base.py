@@ -6,11 +6,10 @@ from abc import abstractmethod
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, QuantMethod, TableMethod
-from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsMethod, ExpertsShape
 from baton.worker.quantization.quantized.experts import PackedExperts, linears_of
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import PerPart
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 from baton.worker.quantization.weight_format import WeightFormat
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import Finish, LinearShape, Params, Part, QuantMethod, Source
-from baton.worker.quantization.experts import ExpertsMethod, ExpertsShape
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsMethod, ExpertsShape
 from baton.worker.quantization.formats import settings as read
 from baton.worker.quantization.formats.modules import Modules
 from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.fp4 import MX_GROUP, MxFp4
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 from baton.worker.quantization.weight_format import WeightFormat
 

@@ -15,10 +15,10 @@ from baton.kernels.routing import Gate
 from baton.kernels.table import FEW_PACKED_EXPERTS, Case, Row, find
 from baton.rpc.errors import Unsupported
 from baton.worker.quantization.base import Params, QuantMethod
-from baton.worker.quantization.experts import ExpertsOps
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsOps
 from baton.worker.quantization.neighbours import Kernels, Norm, Stream
 from baton.worker.quantization.quantized.method import PackedMethod
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, expert_of
+from baton.worker.quantization.quantized.stacked import expert_of
 
 
 class CudaPackedExperts(ExpertsOps):

@@ -13,11 +13,11 @@ from baton.kernels.reference.moe.groups import Groups
 from baton.kernels.routing import Gate
 from baton.kernels.table import WeightsKind
 from baton.worker.quantization.base import Finish, LinearOps, LinearShape, Params, Part, QuantMethod, Source
-from baton.worker.quantization.experts import ExpertsOps, ExpertsShape
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsOps, ExpertsShape
 from baton.worker.quantization.neighbours import Kernels
 from baton.worker.quantization.quantized.method import PackedMethod
 from baton.worker.quantization.quantized.per_part import joined
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, StackedSource, expert_of
+from baton.worker.quantization.quantized.stacked import StackedSource, expert_of
 
 _META = torch.device("meta")
 
@@ -105,7 +105,7 @@ class _Ops(ExpertsOps):
 def linears_of(shape: ExpertsShape, expert: int) -> dict[str, LinearShape]:
     """Returns the linears of one expert."""
     names, size = shape.names, shape.intermediate_size
-    rows = 2 * size // len(names.gate_up)
+    rows = shape.gate_up_size // len(names.gate_up)
     parts = [Part(_stem(shape, name, expert), rows) for name in names.gate_up]
     down = Part(_stem(shape, names.down, expert), shape.hidden_size)
     return {

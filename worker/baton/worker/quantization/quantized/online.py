@@ -9,11 +9,11 @@ from torch import Tensor
 
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import LinearShape, Params, Source, Staged
-from baton.worker.quantization.experts import ExpertsShape
+from baton.worker.quantization.experts import DOWN, GATE_UP, ExpertsShape
 from baton.worker.quantization.quantized.experts import PackedExperts
 from baton.worker.quantization.quantized.method import parts_of
 from baton.worker.quantization.quantized.scaled import FP8, Scaled
-from baton.worker.quantization.quantized.stacked import DOWN, GATE_UP, expert_of
+from baton.worker.quantization.quantized.stacked import expert_of
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 
 _LARGEST = 448.0  # of e4m3

@@ -8,8 +8,6 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest
 from baton.worker.quantization.base import Params, Source
 
-GATE_UP, DOWN = "gate_up", "down"  # an expert's linears
-
 
 class StackedSource:
     """Collects what each expert asks for under the same name, and asks for the stacks."""

@@ -1,18 +1,21 @@
-"""Nemotron-H without experts: Mamba-2, attention without positions and squared-ReLU MLPs, each a layer of its own."""
+"""Nemotron-H and Nemotron 3: Mamba-2, attention without positions, squared-ReLU MLPs and experts, each a layer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
+from baton.kernels.routing import Gate
 from baton.worker.layers.rope_config import NO_ROPE, RopeConfig
-from baton.worker.layers.spec import NO_MLP, AttentionSpec, LayerSpec, MlpSpec, NormSpec
+from baton.worker.layers.spec import NO_MLP, AttentionSpec, ExpertsSpec, LayerSpec, MlpSpec, NormSpec
 from baton.worker.layers.state_spec import StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.names import StateNames, TensorNames
 from baton.worker.models.reading import Family, read_activation, read_attention, read_model
+from baton.worker.models.reading_experts import read_grouped_router
 from baton.worker.models.reading_states import read_step_limits
+from baton.worker.quantization.expert_names import ExpertNames
 
 ARCHITECTURE = "NemotronHForCausalLM"
 _OF_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -26,6 +29,15 @@ _NAMES = TensorNames(
     mlp_input_norm="norm",
     gate_up=("mixer.up_proj",),
     down="mixer.down_proj",
+    router="mixer.gate",
+    router_correction="mixer.gate.e_score_correction_bias",
+    experts=ExpertNames(
+        gate_up=("mixer.experts.{}.up_proj.weight",),
+        down="mixer.experts.{}.down_proj.weight",
+        other=ExpertNames(gate_up=("mixer.experts.up_proj",), down="mixer.experts.down_proj"),
+    ),
+    shared_gate_up=("mixer.shared_experts.up_proj",),
+    shared_down="mixer.shared_experts.down_proj",
     states=StateNames(
         proj=("mixer.in_proj",),
         conv="mixer.conv1d",
@@ -40,20 +52,19 @@ _NAMES = TensorNames(
 
 
 def read(fields: Fields) -> ModelConfig:
-    """Reads layers of one part each. An MLP and the mixer before it are one layer of ours."""
+    """Reads layers of one part each. An MLP, or experts, and the mixer before are one layer of ours."""
     blocks = _read_blocks(fields)
     attention, mamba = _read_attention(fields), _read_mamba(fields)
-    mlp = MlpSpec(
-        fields.positive_int("intermediate_size"),
-        bias=fields.flag("mlp_bias", default=False),
-        activation=read_activation(fields, "mlp_hidden_act", default="relu2"),
-        gated=False,
-    )
+    mlps: dict[str, MlpSpec | ExpertsSpec] = {}
+    if "mlp" in blocks:
+        mlps["mlp"] = _read_mlp(fields, "intermediate_size")
+    if "moe" in blocks:
+        mlps["moe"] = _read_experts(fields)
     layers: list[LayerSpec] = []
     places: list[tuple[int, int]] = []
     for place, block in enumerate(blocks):
-        if block == "mlp":
-            layers[-1], places[-1] = replace(layers[-1], mlp=mlp), (places[-1][0], place)
+        if block in mlps:
+            layers[-1], places[-1] = replace(layers[-1], mlp=mlps[block]), (places[-1][0], place)
         else:
             layers.append(LayerSpec(mamba if block == "mamba" else attention, NO_MLP))
             places.append((place, place))
@@ -66,18 +77,44 @@ def _read_blocks(fields: Fields) -> Sequence[str]:
     key = "layers_block_type" if fields.raw.get("layers_block_type") is not None else "hybrid_override_pattern"
     given = fields.raw.get(key)
     if not isinstance(given, list | str) or not given:
-        raise fields.error(key, "a list of layers_block_type, or a pattern of M, * and -")
+        raise fields.error(key, "a list of layers_block_type, or a pattern of M, *, - and E")
     named = [_OF_PATTERN.get(one, one) for one in given] if isinstance(given, str) else given
     blocks = [_PRESENT.get(one, one) for one in named]
-    if "moe" in blocks:
-        raise fields.error(key, "layers without experts, which have no gates here: they are not supported")
-    if set(blocks) - {"mamba", "attention", "mlp"}:
-        raise fields.error(key, "a list of mamba, attention and mlp, or their letters M, * and -")
+    if set(blocks) - {"mamba", "attention", "mlp", "moe"}:
+        raise fields.error(key, "a list of mamba, attention, mlp and moe, or their letters M, *, - and E")
     if "attention" not in blocks:
         raise fields.error(key, "a list with attention: models of states alone are not supported")
-    if any(block == "mlp" and before in ("", "mlp") for before, block in zip(["", *blocks], blocks, strict=False)):
-        raise fields.error(key, "a list whose MLPs follow mamba or attention")
+    mixers = {"mamba", "attention"}
+    if any(not {before, block} & mixers for before, block in zip(["", *blocks], blocks, strict=False)):
+        raise fields.error(key, "a list whose MLPs and experts follow mamba or attention")
     return blocks
+
+
+def _read_mlp(fields: Fields, size_key: str) -> MlpSpec:
+    return MlpSpec(
+        fields.positive_int(size_key),
+        bias=fields.flag("mlp_bias", default=False),
+        activation=read_activation(fields, "mlp_hidden_act", default="relu2"),
+        gated=False,
+    )
+
+
+def _read_experts(fields: Fields) -> ExpertsSpec:
+    """Reads experts without gates, and the one that all tokens share. Raises InvalidRequest for other activations."""
+    shared = _read_mlp(fields, "moe_shared_expert_intermediate_size")
+    if shared.activation != "relu2":
+        raise fields.error("mlp_hidden_act", "relu2 where there are experts")
+    if fields.raw.get("moe_latent_size") is not None:
+        raise fields.error("moe_latent_size", "null: experts between projections of their own are not supported")
+    if fields.positive_int("n_shared_experts", default=1) != 1:
+        raise fields.error("n_shared_experts", "1")
+    return ExpertsSpec(
+        read_grouped_router(fields, ("n_routed_experts",)),
+        fields.positive_int("moe_intermediate_size"),
+        gate=Gate(squares=True),
+        router_in_fp32=True,
+        shared=shared,
+    )
 
 
 def _read_attention(fields: Fields) -> AttentionSpec:
