@@ -11,6 +11,8 @@ from transformers import (
     GraniteMoeHybridForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -57,6 +59,19 @@ _MAMBA = {
     "residual_multiplier": 0.5,
     "logits_scaling": 0.5,
 }
+_NEMOTRON = {
+    "hybrid_override_pattern": "ME*EM-M",
+    "head_dim": 64,
+    "ssm_state_size": 32,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 64,
+    "n_groups": 1,
+    "time_step_min": 1e-9,  # Transformers limits the steps of prompts by it, but not those of decodes
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 192,
+}
 
 
 def _decaying(model: PreTrainedModel) -> PreTrainedModel:
@@ -76,5 +91,10 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     ),
     "granitemoehybrid-64": lambda: _decaying(
         GraniteMoeHybridForCausalLM(GraniteMoeHybridConfig(**_SHAPE, **_MAMBA, position_embedding_type="rope"))
+    ),
+    "nemotron_h-64": lambda: _decaying(
+        NemotronHForCausalLM(
+            NemotronHConfig(**{key: value for key, value in _SHAPE.items() if key != "num_hidden_layers"}, **_NEMOTRON)
+        )
     ),
 }

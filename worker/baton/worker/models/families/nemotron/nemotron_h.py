@@ -144,4 +144,4 @@ def _read_mamba(fields: Fields) -> StateSpaceSpec:
     )
 
 
-FAMILY = Family(ARCHITECTURE, "nemotron_h", read, ignores_auto_map=True, executors=("cpu",))
+FAMILY = Family(ARCHITECTURE, "nemotron_h", read, ignores_auto_map=True)
