@@ -33,15 +33,20 @@ def write_head(folder: Path, vocab_size: int, changes: Mapping[str, Any] | None 
         "rope_theta": THETA,
         "max_position_embeddings": 2048,
         "vocab_size": vocab_size,
-        "draft_vocab_size": DRAFT_VOCAB,
+        "draft_vocab_size": draft_vocab(vocab_size),
     }
     (folder / "config.json").write_text(json.dumps(config | dict(changes or {})))
     save_file(random_tensors(vocab_size, hidden), folder / "model.safetensors")
 
 
+def draft_vocab(vocab_size: int) -> int:
+    """Returns how many of a model's tokens a head has: not all of them."""
+    return min(DRAFT_VOCAB, 3 * vocab_size // 4)
+
+
 def random_tensors(vocab_size: int, hidden: int) -> dict[str, Tensor]:
     """Returns the tensors of a head."""
-    generator = torch.Generator().manual_seed(5)
+    generator, own_vocab = torch.Generator().manual_seed(5), draft_vocab(vocab_size)
     query, kv, inner = hidden, hidden * KV_HEADS // HEADS, 5 * hidden // 4
     shapes = {
         "fc.weight": (hidden, 3 * hidden),
@@ -52,15 +57,15 @@ def random_tensors(vocab_size: int, hidden: int) -> dict[str, Tensor]:
         "midlayer.mlp.gate_proj.weight": (inner, hidden),
         "midlayer.mlp.up_proj.weight": (inner, hidden),
         "midlayer.mlp.down_proj.weight": (hidden, inner),
-        "lm_head.weight": (DRAFT_VOCAB, hidden),
+        "lm_head.weight": (own_vocab, hidden),
     }
     tensors = {name: torch.randn(shape, generator=generator) * 0.08 for name, shape in shapes.items()}
     norms = ("midlayer.input_layernorm", "midlayer.hidden_norm", "midlayer.post_attention_layernorm", "norm")
     tensors |= {f"{name}.weight": 1 + 0.1 * torch.randn(hidden, generator=generator) for name in norms}
-    mapped = torch.randperm(vocab_size, generator=generator)[:DRAFT_VOCAB].sort().values
+    mapped = torch.randperm(vocab_size, generator=generator)[:own_vocab].sort().values
     has = torch.zeros(vocab_size, dtype=torch.bool)
     has[mapped] = True
-    return tensors | {"d2t": mapped - torch.arange(DRAFT_VOCAB), "t2d": has}
+    return tensors | {"d2t": mapped - torch.arange(own_vocab), "t2d": has}
 
 
 class PlainHead:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils import _device
 
-from baton.worker.executors.cuda import device_executor, draft_model, start, whole_executor
+from baton.worker.executors.cuda import device_executor, draft_steps, start, whole_executor
 from baton.worker.executors.cuda import executor as paged_executor
 
 CPU = torch.device("cpu")
@@ -70,4 +70,4 @@ def use_interpreted_card(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "collect_and_compile", lambda *_: 0)
     monkeypatch.setattr(paged_executor.CudaExecutor, "_warm_up", lambda *_: None)
     monkeypatch.setattr(whole_executor.WholeExecutor, "_warm_up", lambda *_: None)
-    monkeypatch.setattr(draft_model.CudaDraftModel, "_warm_up", lambda *_: None)
+    monkeypatch.setattr(draft_steps.DraftSteps, "_warm_up", lambda *_: None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.engine.eagle3_heads import PlainHead, write_head
 from support.engine.spec_runs import MODEL, VOCAB_SIZE, make_engine, make_executor, random_requests, run
+from support.engine.watched_proposer import watched
 from transformers import AutoModelForCausalLM
 
 from baton.rpc.errors import ServiceError
-from baton.worker.core import Int32, Request, SamplingParams, StopConditions
+from baton.worker.core import Request, SamplingParams, StopConditions
 from baton.worker.executors.cpu.eagle3.proposer import CATCH_UP_TOKENS, Eagle3Proposer
 from baton.worker.executors.cpu.executor import CpuExecutor
-from baton.worker.speculation.proposer import Ask
 
 LAYERS = (2, 4, 5)  # of the sample model's 8
 
@@ -37,23 +37,6 @@ def proposer_of(executor: CpuExecutor) -> Eagle3Proposer:
     speculator.lengths.choose = lambda rows, available: available  # type: ignore[method-assign]
     assert isinstance(speculator._proposer, Eagle3Proposer)
     return speculator._proposer
-
-
-def watched(proposer: Eagle3Proposer) -> list[tuple[list[int], list[int]]]:
-    """Returns a list that gets each text that the proposer is asked for, and its guess."""
-    seen: list[tuple[list[int], list[int]]] = []
-    own = proposer.propose
-
-    def propose(asked: Sequence[Ask]) -> list[Int32 | Exception]:
-        texts = [ask.token_ids.tolist() for ask in asked]
-        answers = own(asked)
-        for text, answer in zip(texts, answers, strict=True):
-            assert not isinstance(answer, Exception)
-            seen.append((text, answer.tolist()))
-        return answers
-
-    proposer.propose = propose  # type: ignore[method-assign]
-    return seen
 
 
 def noisy_requests() -> list[Request]:

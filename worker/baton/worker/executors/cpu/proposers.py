@@ -11,11 +11,11 @@ from baton.plugins.plugins import Plugins
 from baton.rpc.errors import Unsupported
 from baton.worker.config import WorkerConfig
 from baton.worker.executors.cpu.draft_model import DraftModel
-from baton.worker.executors.cpu.eagle3.checkpoint import load_eagle3
 from baton.worker.executors.cpu.eagle3.proposer import Eagle3Proposer
 from baton.worker.executors.cpu.mtp.checkpoint import load_mtp
 from baton.worker.executors.cpu.mtp.proposer import MtpProposer
 from baton.worker.executors.host.draft_models import DraftMemory, load_draft_model
+from baton.worker.executors.host.eagle3 import load_eagle3
 from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
 from baton.worker.models.weights import ModelWeights
 from baton.worker.speculation.interface import ProposerContext

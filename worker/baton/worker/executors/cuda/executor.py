@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from baton.kernels.table import Case
-from baton.plugins.kinds import PROPOSERS
 from baton.plugins.plugins import NO_PLUGINS, Plugins
 from baton.worker.adapters.head import NoHeadAdapters
 from baton.worker.config import WorkerConfig
@@ -28,14 +27,15 @@ from baton.worker.executors.cuda.adapters.tensors import CudaAdapters
 from baton.worker.executors.cuda.compilation.ahead import collect_and_compile
 from baton.worker.executors.cuda.compilation.compilers import Compilers
 from baton.worker.executors.cuda.device_executor import DeviceExecutor
-from baton.worker.executors.cuda.draft_model import CudaDraftModel, check_method, draft_kv_spec
 from baton.worker.executors.cuda.drafts.room import with_room_for_drafts
 from baton.worker.executors.cuda.drafts.verified_steps import VerifiedSteps
+from baton.worker.executors.cuda.eagle3 import CudaEagle3
 from baton.worker.executors.cuda.failures import refusal_of
 from baton.worker.executors.cuda.inputs.batch import DeviceBatch
 from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.executors.cuda.kv.host_cache import HostCache
 from baton.worker.executors.cuda.kv.host_pieces import HostPieces
+from baton.worker.executors.cuda.proposers import Guesser, check_method, load_guesser, make_proposer
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
 from baton.worker.executors.cuda.startup.attention import device_of, make_paged, make_states
@@ -47,7 +47,6 @@ from baton.worker.executors.cuda.startup.memory import (
     num_kv_blocks,
 )
 from baton.worker.executors.cuda.startup.phases import StartPhases
-from baton.worker.executors.cuda.startup.support import check_supported
 from baton.worker.executors.cuda.startup.warm_up import largest_step, scoring_step, small_steps
 from baton.worker.executors.cuda.startup.warm_up_adapters import with_adapters
 from baton.worker.executors.cuda.startup.warm_up_pooled import largest_pooled_steps, small_pooled_steps
@@ -56,8 +55,7 @@ from baton.worker.executors.cuda.steps.graphs import DecodeGraphs, graph_sizes
 from baton.worker.executors.cuda.steps.launched import LaunchedSteps
 from baton.worker.executors.cuda.steps.piecewise import Pieces, piece_bytes
 from baton.worker.executors.cuda.steps.stepper import Stepper
-from baton.worker.executors.host.draft_models import DraftMemory, load_draft_model
-from baton.worker.executors.host.proposers import check_num_drafts, host_proposer
+from baton.worker.executors.host.draft_models import DraftMemory
 from baton.worker.executors.kv_dtype import dtype_name, kv_dtype
 from baton.worker.executors.kv_scales import (
     NoHead,
@@ -77,10 +75,8 @@ from baton.worker.models.config import ModelConfig
 from baton.worker.models.decoder import Decoder
 from baton.worker.models.model import make_model
 from baton.worker.sampling.logprobs_mode import LogprobsMode
-from baton.worker.speculation.interface import ProposerContext
-from baton.worker.speculation.proposer import Proposer
 from baton.worker.speculation.speculator import Speculator
-from baton.worker.speculation_settings import METHODS, SpeculationSettings
+from baton.worker.speculation_settings import SpeculationSettings
 from baton.worker.weights.loading import (
     LoadedModel,
 )
@@ -101,7 +97,8 @@ class CudaExecutor(DeviceExecutor):
         check_method(config.speculation)
         device, phases = self._device, StartPhases(self._wait)
         loaded = with_start_scales(self._load(plugins), config)
-        draft = self._load_draft(config.speculation)
+        draft = load_guesser(config.speculation, config, self._options, loaded, self._dtype, device)
+        self._kept = None if draft is None else draft.kept(loaded.config, config.max_num_requests, self._dtype, device)
         phases.end("weights")
         model_config, dtype, max_model_len = self._model_config, self._dtype, self._longest
         self._kv_dtype = kv_dtype(config, dtype)
@@ -126,13 +123,13 @@ class CudaExecutor(DeviceExecutor):
             check_products(loaded.weights, loaded.config.experts, self._ops)
             phases.end("check of quantized weights")
             slot_bytes = 0 if self.adapters is None else self.adapters.num_bytes
-            weights_bytes = loaded.weights.num_bytes + (0 if draft is None else draft.weights.num_bytes)
+            weights_bytes = loaded.weights.num_bytes + (0 if draft is None else draft.num_bytes)
             step_bytes = torch.cuda.max_memory_reserved(device) - weights_bytes - slot_bytes
             captured, wanted = self._graph_bytes(model_config, dtype), self.kv_spec.num_pages(config.num_blocks)
             page_bytes = self.kv_spec.page_bytes
             if draft is not None:  # has a block of its own for each
-                page_bytes += draft_kv_spec(draft, config.block_size, dtype).page_bytes
-                captured += self._graph_bytes(draft.config, dtype)
+                page_bytes += draft.block_bytes
+                captured += self._graph_bytes(draft.model, dtype)
             self.num_blocks = num_kv_blocks(replace(config, num_blocks=wanted), page_bytes, captured, device)
             capacity = self.kv_spec.most_tokens(self.num_blocks, config.max_num_batched_tokens)
             fitting = fitting_model_len(config.max_model_len, model_config.max_model_len, capacity)
@@ -223,30 +220,25 @@ class CudaExecutor(DeviceExecutor):
             on_written = None if hook is None else partial(self._watch_layer, hook, plan)
             return self._stepper.run(plan, self._heads[plan.head], on_written)
         adapted = self.adapters is not None and self.adapters.upload(plan, graphs.size_for(len(plan.rows)))
-        return graphs.replay(self._batch.rows_of(plan), plan.num_computed_tokens, adapted=adapted)
+        rows = self._batch.rows_of(plan)
+        undrawn = graphs.replay(rows, plan.num_computed_tokens, adapted=adapted)
+        if self._kept is not None:
+            self._kept.give_kept(rows, plan.num_computed_tokens.astype(np.int64))
+        return undrawn
 
     # Start.
 
-    def _load_draft(self, settings: SpeculationSettings | None) -> LoadedModel | None:
-        if settings is None or settings.method != "draft_model":
-            return None
-        loaded = load_draft_model(settings, self._config, self._options, self._dtype, self._device)
-        check_supported(self._config, loaded.config, self._dtype, self._device)
-        return loaded
-
-    def _verify(self, settings: SpeculationSettings, plugins: Plugins, draft: LoadedModel | None) -> VerifiedSteps:
+    def _verify(self, settings: SpeculationSettings, plugins: Plugins, draft: Guesser | None) -> VerifiedSteps:
         self.max_step_tokens = 1 + settings.num_speculative_tokens
-        num_rows, steps, vocab_size = self._config.max_num_requests, self._steps, self.model.vocab_size
-        check_num_drafts(settings, self.model.max_model_len)
-        proposer: Proposer
-        if draft is None:
-            proposer = host_proposer(settings, ProposerContext(vocab_size, self.model.max_model_len, num_rows), plugins)
-        else:
-            plugins.refuse_names(PROPOSERS, METHODS)
-            memory = DraftMemory(num_rows, self.model.max_model_len, self._config.block_size, self.num_blocks)
-            most, device = settings.num_speculative_tokens, self._device
-            proposer = CudaDraftModel(draft, self._dtype, memory, self._config, vocab_size, device, most=most)
-        speculator = Speculator(proposer, settings.method, num_rows, vocab_size)
+        config, model, steps, num_rows = self._config, self.model, self._steps, self._config.max_num_requests
+        memory = DraftMemory(num_rows, model.max_model_len, config.block_size, self.num_blocks)
+        proposer = make_proposer(
+            settings, draft, self._model_config, self._dtype, memory, config, self._device, plugins
+        )
+        if self._kept is not None:
+            assert isinstance(proposer, CudaEagle3), "others read no hidden states"
+            self._kept.reader = proposer
+        speculator = Speculator(proposer, settings.method, num_rows, model.vocab_size)
         longest = self._batch.token_ids.shape[1]
         return VerifiedSteps(speculator, num_rows, longest, num_rows, steps.collect, steps.__len__)
 
@@ -287,6 +279,7 @@ class CudaExecutor(DeviceExecutor):
             self._states,
             batch_invariant=config.invariant,
             adapters=self.adapters,
+            kept=self._kept,
         )
 
     def _compute_scales(self, loaded: LoadedModel) -> None:

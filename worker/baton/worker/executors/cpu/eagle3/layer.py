@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from baton.worker.executors.cpu.eagle3.checkpoint import Eagle3Head
+from baton.worker.executors.host.eagle3 import Eagle3Head
 from baton.worker.layers.rope import cos_sin_table
 from baton.worker.layers.table import take
 

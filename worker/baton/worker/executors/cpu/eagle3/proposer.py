@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from baton.worker.core import Int32, RowInit, StepPlan
-from baton.worker.executors.cpu.eagle3.checkpoint import Eagle3Head
 from baton.worker.executors.cpu.eagle3.layer import Eagle3Layer, Grown, Piece
+from baton.worker.executors.host.eagle3 import Eagle3Head
 from baton.worker.sampling.candidates import Draws
 from baton.worker.sampling.draw import draw_tokens
 from baton.worker.speculation.proposer import Ask

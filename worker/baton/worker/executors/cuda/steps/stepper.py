@@ -19,6 +19,7 @@ from baton.worker.executors.cuda.inputs.columns import StepColumns, step_columns
 from baton.worker.executors.cuda.inputs.device_states import DeviceStates
 from baton.worker.executors.cuda.inputs.device_step import DeviceStep
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
+from baton.worker.executors.cuda.steps.kept_hidden import KeptHidden
 from baton.worker.executors.cuda.steps.piecewise import Pieces
 from baton.worker.executors.heads import Head
 from baton.worker.layers.cuda.paged import PagedCache, Tiles
@@ -42,7 +43,9 @@ class Stepper:
         *,
         batch_invariant: bool = False,
         adapters: CudaAdapters | None = None,
+        kept: KeptHidden | None = None,
     ) -> None:
+        self._kept = kept  # hidden states that a proposer reads
         self._states = states  # of each group of states
         self.pieces: Pieces | None = None  # graphs for steps that a host launches too slowly
         self._batch = batch
@@ -76,7 +79,11 @@ class Stepper:
         starts = self._ordinals[: size + 1]
         seq_lens = self._seq_lens[:size]
         inputs = self._inputs(numbers[:size], numbers[size:], starts, size, 1, size, None, seq_lens)
-        return self._generate.draw(self._decoder, self._decoder.forward(inputs), numbers[:size], seq_lens)
+        states = None if self._kept is None else self._kept.states()
+        hidden = self._decoder.forward(inputs, hidden_states=states)
+        if self._kept is not None and states is not None:
+            self._kept.keep(states)
+        return self._generate.draw(self._decoder, hidden, numbers[:size], seq_lens)
 
     def draw_special(self, numbers: Tensor, size: int) -> None:
         """Samples again, after `decode`, for rows with edits, filters or masks."""
@@ -105,8 +112,11 @@ class Stepper:
         inputs = self._inputs(rows, computed, query_starts, num_tokens, longest, columns.num_decodes, tiles)
         pieces = self.pieces
         graphed = pieces if pieces is not None and tiles is not None and pieces.fit(num_tokens) else None
+        states = None if self._kept is None else self._kept.states()
         with self._with_adapters(plan, num_tokens, graphed):
-            hidden = self._decoder.forward(inputs, graphed, on_written)
+            hidden = self._decoder.forward(inputs, graphed, on_written, states)
+        if self._kept is not None and states is not None:
+            self._kept.give(columns.rows, columns.num_computed, columns.counts, states)
         first = len(up) - len(chosen)  # of the last tokens, which follow the chosen ones
         step = DeviceStep(columns, inputs, chosen_rows, up[first - len(chosen) : first], up[first:])
         return head.run(plan, step, self._decoder, hidden)
