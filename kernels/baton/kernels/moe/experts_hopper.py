@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
@@ -14,6 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.moe.grouped_hopper import grouped_kernel
+from baton.kernels.multiprocessors import num_multiprocessors
 from baton.kernels.overlap import overlaps
 from baton.kernels.routing import Gate
 
@@ -107,7 +106,7 @@ def multiply(
     (_, rows, k), width = weight.shape, out.shape[1]
     num_n = triton.cdiv(width, 128 if gate is not None else 256)
     num_work = len(aligned.experts) * num_n
-    grid = (min(num_work, _num_multiprocessors(x.device)),)
+    grid = (min(num_work, num_multiprocessors(x.device)),)
     grouped_kernel[grid](
         _descriptor(out, 64),
         _descriptor(x, 64),
@@ -138,8 +137,3 @@ def multiply(
 def _descriptor(tensor: Tensor, num_rows: int) -> TensorDescriptor:
     layout = gl.NVMMASharedLayout(128, 16, rank=2)
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [num_rows, 64], layout)
-
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

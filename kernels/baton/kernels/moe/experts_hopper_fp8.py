@@ -11,8 +11,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton.kernels.moe.align import Alignment, align
 from baton.kernels.moe.experts import run_rounded_experts
-from baton.kernels.moe.experts_hopper import _num_multiprocessors, _sum_kernel
+from baton.kernels.moe.experts_hopper import _sum_kernel
 from baton.kernels.moe.grouped_hopper_fp8 import grouped_fp8_kernel
+from baton.kernels.multiprocessors import num_multiprocessors
 from baton.kernels.packed.launch import row_constants, row_pointers
 from baton.kernels.packed.rounding import store_parts, unit_scale
 from baton.kernels.packed.weight import ROUND_UNIT, PackedWeight
@@ -110,7 +111,7 @@ def _multiply(
     num_n = triton.cdiv(width, 128 if gate is not None else 256)
     num_work = len(aligned.experts) * num_n
     stacked = torch.as_strided(weight.stored, (weight.num_experts * rows, k), (k, 1))
-    grid = (min(num_work, _num_multiprocessors(x.device)),)
+    grid = (min(num_work, num_multiprocessors(x.device)),)
     grouped_fp8_kernel[grid](
         _descriptor(out, 64),
         out_scale,
