@@ -17,6 +17,7 @@ from baton.kernels.attention.latent_hopper_pairs import split_latents_in_pairs
 from baton.kernels.attention.latent_passes import plan_latent_tiles
 from baton.kernels.attention.latent_prefill_hopper import attend_pass
 from baton.kernels.attention.prefill import choose_blocks, make_tiles, prefill_attention
+from baton.kernels.attention.prefill_hopper import PrefillWorkspace, prefill_attention_hopper
 from baton.kernels.attention.whole import make_whole_tiles, whole_attention
 
 CPU = torch.device("cpu")
@@ -73,6 +74,21 @@ def test_prefill_attention_spills_nothing(shape: Shape, shared: int) -> None:
     (kernel,) = found
     assert kernel.spilled == 0
     assert kernel.shared <= shared
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("block_size", [16, 128])
+@pytest.mark.parametrize("cut", [False, True])
+def test_hoppers_prefill_attention_spills_nothing(head_dim: int, block_size: int, cut: bool) -> None:
+    paged = paged_kv([400], Shape(head_dim, block_size, torch.bfloat16, 4), "cpu")
+    query, starts = torch.zeros(40, 8, head_dim).bfloat16(), torch.tensor([0, 40]).int()
+    tiles = make_tiles([40], [360], 128, CPU, 8 if cut else 0)
+    workspace = PrefillWorkspace(8, head_dim, CPU) if cut else None
+    with compiled_for_hopper() as found:
+        prefill_attention_hopper(query, *paged, starts, tiles, 0.1, workspace=workspace)
+    (kernel,) = found
+    assert kernel.spilled == 0
+    assert kernel.shared <= HOPPER
 
 
 def test_whole_attention_spills_nothing(shape: Shape) -> None:

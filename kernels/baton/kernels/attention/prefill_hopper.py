@@ -1,4 +1,6 @@
-"""Causal prefill attention on Hopper: a loading warp feeds two warp groups from the paged pool through TMA.
+"""Causal prefill attention on Hopper: loading warps feed two warp groups from the paged pool through TMA.
+
+Programs are persistent: while one stores its rows, its loading warps load queries and keys of its next ones.
 
 Same contract as prefill.py, which serves what this cannot: head_dim other than 64 and 128, block_size other
 than a power of two from 16 to 128, elements other than bf16 and fp16, windows.
@@ -17,7 +19,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from baton.kernels.attention.prefill import MAX_PLACES, TILE_ROWS, PrefillTiles, prefill_attention
 from baton.kernels.attention.prefill_hopper_attend import attend
-from baton.kernels.attention.prefill_hopper_load import GROUP_ROWS, PANEL, load_tiles
+from baton.kernels.attention.prefill_hopper_items import GROUP_ROWS
+from baton.kernels.attention.prefill_hopper_load import PANEL, load_tiles
+from baton.kernels.multiprocessors import num_multiprocessors
 from baton.kernels.table import HOPPER_PREFILL, Case
 
 _LOG2E = 1.4426950408889634
@@ -49,9 +53,11 @@ def _prefill_kernel(
     partial_ptr,  # CUT: [places, num_q_heads, 128, HEAD_DIM] fp32
     lse_ptr,  # CUT: [places, num_q_heads, 128] fp32, base 2
     arrived_ptr,  # CUT: [places, num_q_heads, 2] int32, zero before and after
+    num_items,  # num_q_heads * num_tiles; CUT: num_q_heads * num_parts
+    num_q_heads,
+    num_kv_heads,
     scale_log2,
     table_stride,
-    num_kv_heads,
     Q_PER_KV: gl.constexpr,
     HEAD_DIM: gl.constexpr,
     BLOCK_SIZE: gl.constexpr,
@@ -61,51 +67,23 @@ def _prefill_kernel(
     CUT: gl.constexpr,
 ):
     """out_i = softmax_{j <= i}(scale q_i k_j) v_j"""
-    # grid: (num_q_heads, num_tiles); CUT: (num_q_heads, num_parts)
-    head = gl.program_id(0)
-    tile = gl.program_id(1)
-    num_q_heads = gl.num_programs(0)
-    part = 0
-    num_parts = 1
-    place = 0
-    if CUT:
-        seq = gl.load(parts_ptr + tile * 4)
-        offset = gl.load(parts_ptr + tile * 4 + 1)
-        packed = gl.load(parts_ptr + tile * 4 + 2)
-        place = gl.load(parts_ptr + tile * 4 + 3)
-        part = packed & 0xFFFF
-        num_parts = packed >> 16
-    else:
-        seq = gl.load(tile_seq_ptr + tile)
-        offset = gl.load(tile_start_ptr + tile)
-    first_row = gl.load(query_start_loc_ptr + seq)
-    num_rows = gl.load(query_start_loc_ptr + seq + 1) - first_row
-    seq_len = gl.load(seq_lens_ptr + seq)
-    first_position = seq_len - num_rows + offset
-    num_visible = gl.minimum(first_position + 2 * GROUP_ROWS, seq_len)
-    num_tiles = (num_visible + BLOCK_N - 1) // BLOCK_N
-    first_key = 0
-    if CUT:
-        first_tile = part * num_tiles // num_parts
-        num_tiles = (part + 1) * num_tiles // num_parts - first_tile
-        first_key = first_tile * BLOCK_N
-        first_position -= first_key
-    num_blocks = (seq_len + BLOCK_SIZE - 1) // BLOCK_SIZE
-    table_row = block_table_ptr + gl.load(rows_ptr + seq).to(gl.int64) * table_stride
-
+    # grid: one program per multiprocessor
     dtype: gl.constexpr = cache_desc.dtype
     panels: gl.constexpr = HEAD_DIM // PANEL
     chunks: gl.constexpr = BLOCK_N // CHUNK
     panel_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    query_buf = gl.allocate_shared_memory(dtype, [2 * panels, GROUP_ROWS, PANEL], panel_layout)
+    query_buf = gl.allocate_shared_memory(dtype, [4 * panels, GROUP_ROWS, PANEL], panel_layout)  # of two items
     key_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, CHUNK, PANEL], panel_layout)
     value_buf = gl.allocate_shared_memory(dtype, [STAGES * panels * chunks, CHUNK, PANEL], panel_layout)
-    query_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    query_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    query_free = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     key_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     key_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     value_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     value_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(query_ready, count=1)
+    for slot in gl.static_range(2):
+        mbarrier.init(query_ready.index(slot), count=1)
+        mbarrier.init(query_free.index(slot), count=2)
     for stage in gl.static_range(STAGES):
         mbarrier.init(key_ready.index(stage), count=1)
         mbarrier.init(key_free.index(stage), count=2)
@@ -115,23 +93,29 @@ def _prefill_kernel(
     gl.warp_specialize(
         [
             (attend, (
-                out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
-                first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
-                partial_ptr, lse_ptr, arrived_ptr, part, num_parts, place, 0, HEAD_DIM, BLOCK_N, STAGES, CUT,
+                out_ptr, seq_lens_ptr, query_start_loc_ptr, tile_seq_ptr, tile_start_ptr, parts_ptr, partial_ptr,
+                lse_ptr, arrived_ptr, query_buf, query_ready, query_free, key_buf, key_ready, key_free, value_buf,
+                value_ready, value_free, num_items, num_q_heads, scale_log2, 0, HEAD_DIM, BLOCK_N, STAGES, CUT,
             )),
             (attend, (
-                out_ptr, query_buf, key_buf, value_buf, query_ready, key_ready, key_free, value_ready, value_free,
-                first_row + offset, num_rows - offset, first_position, num_tiles, num_q_heads, head, scale_log2,
-                partial_ptr, lse_ptr, arrived_ptr, part, num_parts, place, 1, HEAD_DIM, BLOCK_N, STAGES, CUT,
+                out_ptr, seq_lens_ptr, query_start_loc_ptr, tile_seq_ptr, tile_start_ptr, parts_ptr, partial_ptr,
+                lse_ptr, arrived_ptr, query_buf, query_ready, query_free, key_buf, key_ready, key_free, value_buf,
+                value_ready, value_free, num_items, num_q_heads, scale_log2, 1, HEAD_DIM, BLOCK_N, STAGES, CUT,
             )),
             (load_tiles, (
-                query_desc, cache_desc, table_row, query_buf, key_buf, value_buf, query_ready, key_ready, key_free,
-                value_ready, value_free, first_row + offset, head, head // Q_PER_KV, num_kv_heads, num_tiles,
-                num_blocks, first_key, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N, STAGES, CUT,
+                query_desc, cache_desc, block_table_ptr, rows_ptr, seq_lens_ptr, query_start_loc_ptr, tile_seq_ptr,
+                tile_start_ptr, parts_ptr, query_buf, query_ready, query_free, key_buf, key_ready, key_free, num_items,
+                num_q_heads, num_kv_heads, table_stride, 0, Q_PER_KV, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N, STAGES, CUT,
+            )),
+            (load_tiles, (
+                query_desc, cache_desc, block_table_ptr, rows_ptr, seq_lens_ptr, query_start_loc_ptr, tile_seq_ptr,
+                tile_start_ptr, parts_ptr, query_buf, query_ready, query_free, value_buf, value_ready, value_free,
+                num_items, num_q_heads, num_kv_heads, table_stride, 1, Q_PER_KV, HEAD_DIM, BLOCK_SIZE, CHUNK, BLOCK_N,
+                STAGES, CUT,
             )),
         ],
-        [4, 1],
-        [240, 24],
+        [4, 1, 1],
+        [232, 40, 40],
     )  # fmt: skip
 
 
@@ -189,7 +173,8 @@ def prefill_attention_hopper(
     scratch: tuple[Tensor, ...] = (out, out, out, out)
     if parts is not None and workspace is not None:
         scratch = (parts, workspace.partial, workspace.lse, workspace.arrived)
-    _prefill_kernel[(num_q_heads, len(tiles.seq if parts is None else parts))](
+    num_items = num_q_heads * len(tiles.seq if parts is None else parts)
+    _prefill_kernel[(min(num_items, num_multiprocessors(query.device)),)](
         out,
         query_desc,
         cache_desc,
@@ -200,9 +185,11 @@ def prefill_attention_hopper(
         tiles.seq,
         tiles.start,
         *scratch,
+        num_items,
+        num_q_heads,
+        num_kv_heads,
         scale * _LOG2E,
         block_table.stride(0),
-        num_kv_heads,
         Q_PER_KV=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_SIZE=block_size,
