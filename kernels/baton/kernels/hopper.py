@@ -27,6 +27,14 @@ def reinterpret(buffer, dtype: gl.constexpr, shape: gl.constexpr, layout: gl.con
 
 
 @gluon.jit
+def sigmoid(value):
+    """Returns 1 / (1 + e^-value). A division takes several times as many instructions as the approximate reciprocal."""
+    power = gl.exp2(value * -1.4426950408889634)
+    code: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+    return gl.inline_asm_elementwise(code, "=f,f", [1.0 + power], gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
 def gdc_wait():
     """Waits until the previous kernel's results are visible."""
     gl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], gl.int32, is_pure=False, pack=1)

@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from baton.kernels.hopper import gdc_launch_dependents, gdc_wait, reinterpret, store_tile
+from baton.kernels.hopper import gdc_launch_dependents, gdc_wait, reinterpret, sigmoid, store_tile
 from baton.kernels.moe.loads_hopper import (
     BLOCK_N,
     GROUP_ROWS,
@@ -182,9 +182,9 @@ def _multiply(
                     if CLAMPED:
                         first = gl.minimum(first, limit)
                         second = gl.minimum(gl.maximum(second, -limit), limit)
-                        gated = first / (1.0 + gl.exp(-alpha * first)) * (second + 1.0)
+                        gated = first * sigmoid(alpha * first) * (second + 1.0)
                     else:
-                        gated = first / (1.0 + gl.exp(-first)) * second
+                        gated = first * sigmoid(first) * second
                     _store(out_desc, out_buf, gated.to(dtype), place, col, GROUP)
                 else:
                     col = block * 2 * BLOCK_N

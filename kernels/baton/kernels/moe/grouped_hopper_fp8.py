@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from baton.kernels.hopper import load_tile, reinterpret, store_tile
+from baton.kernels.hopper import load_tile, reinterpret, sigmoid, store_tile
 from baton.kernels.moe.loads_hopper import tile_of, work_at
 
 GROUP_ROWS = gl.constexpr(64)  # places of one warp group
@@ -226,9 +226,9 @@ def _multiply(
                     if CLAMPED:
                         first = gl.minimum(first, limit)
                         other = gl.minimum(gl.maximum(other, -limit), limit)
-                        gated = first / (1.0 + gl.exp(-alpha * first)) * (other + 1.0)
+                        gated = first * sigmoid(alpha * first) * (other + 1.0)
                     else:
-                        gated = first / (1.0 + gl.exp(-first)) * other
+                        gated = first * sigmoid(first) * other
                     largest = gl.max(gl.where(inside[None, :], gl.abs(gated), 0.0), 1)
                     scale = gl.maximum(largest, 1e-12) / 448.0
                     gl.store(out_scale_ptr + block * num_places + place + rows, scale)
