@@ -13,7 +13,12 @@ from torch.nn import functional
 
 from baton.kernels.linear.quantized.vector import vector_linear
 from baton.kernels.moe.few_packed import _FOUR_BIT_DOWN, _FOUR_BIT_GATE_UP, run_few_packed
-from baton.kernels.packed.four_bits import choose_four_bit_tiling, multiply_four_bits, reads_four_bits
+from baton.kernels.packed.four_bits import (
+    FourBitTiling,
+    choose_four_bit_tiling,
+    multiply_four_bits,
+    reads_four_bits,
+)
 from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.reference.moe.experts import run_experts
 from baton.kernels.routing import Gate
@@ -22,6 +27,14 @@ BF16 = torch.bfloat16
 BOUND = 5e-3  # of bfloat16 results and normed inputs
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 CARD = pytest.mark.gpu
+# From registers and from shared memory; with fewer steps at once than a row has, and with more.
+CUTS = [
+    FourBitTiling(4, 2, 2),
+    FourBitTiling(2, 1, 4, shared=True),
+    FourBitTiling(4, 2, 4, shared=True, ahead=2),
+    FourBitTiling(8, 1, 6, shared=True, ahead=3),
+    FourBitTiling(16, 1, 3, shared=True),
+]
 # Rows and columns: of Llama 3.1 8B, and such that neither fills the last program or part.
 SIZES = [(6144, 4096), (4096, 4096), (4096, 14336), (1072, 1152), (48, 128)]
 
@@ -82,6 +95,17 @@ def test_products_equal_those_with_what_is_stored(kind: str, n: int, k: int) -> 
     residual = torch.randn(1, n, device="cuda").to(BF16)
     expected = product + residual.double()
     assert relative_error(vector_linear(x, weight.packed, residual, residual=residual), expected) <= BOUND
+
+
+@CARD
+@pytest.mark.parametrize(("n", "k"), [(4096, 14336), (1072, 1152), (48, 128)])
+@pytest.mark.parametrize("kind", ["zeros", "e2m1"])
+@pytest.mark.parametrize("tiling", CUTS)
+def test_each_way_to_cut_and_to_load_gives_the_same_products(tiling: FourBitTiling, kind: str, n: int, k: int) -> None:
+    weight = floats(n, k, "cuda", row_sizes=0) if kind == "e2m1" else integers(n, k, "cuda")
+    x = torch.randn(1, k, device="cuda").to(BF16)
+    out = multiply_four_bits(poisoned(1, n, dtype=BF16, device="cuda"), x, weight.packed, tiling)
+    assert relative_error(out, x.double() @ weight.meant.t() + weight.bias) <= BOUND
 
 
 @CARD

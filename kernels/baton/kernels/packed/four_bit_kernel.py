@@ -2,8 +2,9 @@
 
 The eight columns of the matrix unit's right operand are parts of the token: of one vector, or of the vectors of a
 token's choices. A warp holds virtual rows of the weight, each of which is a row within one part, and needs that part's
-column of the product alone. Numbers are unpacked in the order in which the left operand lies in registers, and the
-token lies in shared memory in the same order.
+column of the product alone. Lanes side by side hold the parts of one row, whose columns alternate in pieces of 128, so
+that a warp reads 512 bytes of a row at once. Numbers are unpacked in the order in which the left operand lies in
+registers, and the token lies in shared memory in the same order.
 """
 # ruff: noqa: RUF005 - kernels cannot unpack tuples
 
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
+
+from baton.kernels.hopper import load_elements
 
 
 @gluon.jit
@@ -62,6 +65,15 @@ def _load(at, place, offset, END: gl.constexpr, EVEN: gl.constexpr):
 
 
 @gluon.jit
+def _copy(to, at, place, offset, END: gl.constexpr, EVEN: gl.constexpr):
+    """Starts to copy what is `offset` behind to shared memory."""
+    if EVEN:
+        load_elements(to, at + offset)
+    else:
+        load_elements(to, at + offset, mask=place + offset < END)
+
+
+@gluon.jit
 def _experts_of(virtual, part, ids_ptr, pair, EXPERTS: gl.constexpr, CHOICES: gl.constexpr, SPAN: gl.constexpr):
     """Returns the expert of each virtual row."""
     expert = gl.zeros_like(virtual).to(gl.int64)
@@ -81,6 +93,7 @@ def _with_factors(
     zero_at,
     group,
     step,
+    SPAN: gl.constexpr,
     NUM_GROUPS: gl.constexpr,
     GROUP: gl.constexpr,
     FLOATS: gl.constexpr,
@@ -89,9 +102,9 @@ def _with_factors(
 ):
     """Returns scales and zeros with those of one more step."""
     if FLOATS:
-        scales = scales + (_load(scale_at, group, step * 4, NUM_GROUPS, EVEN),)
+        scales = scales + (_load(scale_at, group, step * SPAN * 4, NUM_GROUPS, EVEN),)
     else:
-        at = gl.minimum((group + step * 128) // GROUP, NUM_GROUPS - 1)
+        at = gl.minimum((group + step * SPAN * 128) // GROUP, NUM_GROUPS - 1)
         scales = scales + (gl.load(scale_at + at),)
         if ZEROED:
             zeros = zeros + (gl.load(zero_at + at),)
@@ -146,6 +159,8 @@ def four_bit_kernel(
     TILES: gl.constexpr,
     DEPTH: gl.constexpr,
     OVERLAP: gl.constexpr,
+    SHARED: gl.constexpr,  # words are loaded ahead to shared memory, not to registers
+    AHEAD: gl.constexpr,  # steps that factors are loaded ahead
 ):
     """out_p = residual_p + sum_c share_c gated(bias_e + weight_e f(x_t)) for pair p of token t and its experts e
 
@@ -154,12 +169,11 @@ def four_bit_kernel(
     """
     # grid: (n / ROWS, num_pairs); with several CHOICES: (n / ROWS, num_tokens)
     SPAN: gl.constexpr = 8 // CHOICES  # parts of a row
-    SPLIT: gl.constexpr = (K + SPAN * 128 - 1) // (SPAN * 128) * 128  # columns of a part
-    STEPS: gl.constexpr = SPLIT // 128
-    EVEN: gl.constexpr = SPLIT * SPAN == K
+    STEPS: gl.constexpr = (K + SPAN * 128 - 1) // (SPAN * 128)
+    EVEN: gl.constexpr = STEPS * SPAN * 128 == K
     TILE: gl.constexpr = 2 * WARPS  # rows
     ROWS: gl.constexpr = TILE if GATED else TILE * TILES
-    HIGH: gl.constexpr = 8 * TILE * TILES  # virtual rows: tile, part, row
+    HIGH: gl.constexpr = 8 * TILE * TILES  # virtual rows: tile, row, part
     ONCE: gl.constexpr = EXPERTS and CHOICES == 1  # this kernel reads ids that the previous one may write
     mma: gl.constexpr = gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[WARPS, 1], instr_shape=[16, 8])
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=8)
@@ -169,7 +183,10 @@ def four_bit_kernel(
     in_words: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[0, 0, 1], [0, 0, 2], [8, 0, 0]] + ([[16 * WARPS, 0, 0]] if TILES == 2 else []),
         lane_bases=[[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
-        warp_bases=[[16, 0, 0], [32, 0, 0], [64, 0, 0]] if WARPS == 8 else [[16, 0, 0], [32, 0, 0]],
+        warp_bases=[[16, 0, 0]]
+        + ([[32, 0, 0]] if WARPS > 2 else [])
+        + ([[64, 0, 0]] if WARPS > 4 else [])
+        + ([[128, 0, 0]] if WARPS > 8 else []),
         block_bases=[],
         shape=[HIGH, 4, 4],
     )
@@ -177,11 +194,11 @@ def four_bit_kernel(
     in_x: gl.constexpr = gl.DistributedLinearLayout(
         reg_bases=[[1], [2], [4], [256], [512]],
         lane_bases=[[8], [16], [32], [64], [128]],
-        warp_bases=[[0], [0], [0]] if WARPS == 8 else [[0], [0]],
+        warp_bases=[[0]] + ([[0]] if WARPS > 2 else []) + ([[0]] if WARPS > 4 else []) + ([[0]] if WARPS > 8 else []),
         block_bases=[],
         shape=[1024],
     )
-    flat: gl.constexpr = gl.BlockedLayout([4], [32], [WARPS], [0])
+    flat: gl.constexpr = gl.BlockedLayout([8], [32], [WARPS], [0])
     first = gl.program_id(0) * ROWS
     pair = gl.program_id(1)
     num_rows = 2 * n if GATED else n
@@ -193,24 +210,24 @@ def four_bit_kernel(
     # Where words and scales are.
     apart = n if GATED else TILE  # rows from one tile to the other
     virtual = gl.arange(0, HIGH, layout=gl.SliceLayout(1, by_lane))
-    part = virtual // TILE % 8
-    row = gl.minimum(first + virtual % TILE + virtual // (8 * TILE) * apart, num_rows - 1).to(gl.int64)
+    part = virtual % 8
+    row = gl.minimum(first + virtual // 8 % TILE + virtual // (8 * TILE) * apart, num_rows - 1).to(gl.int64)
     expert = _experts_of(virtual, part, ids_ptr, pair, EXPERTS, CHOICES, SPAN)
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, by_lane))
     word = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, in_words)))
-    lane_place = (part % SPAN * (SPLIT // 32))[:, None] + lane[None, :]  # in 32 columns
+    lane_place = (part % SPAN * 4)[:, None] + lane[None, :]  # in 32 columns
     place = (lane_place * 4)[:, :, None] + word[None, None, :]
     words_at = words_ptr + (expert * WORDS_STEP + row * (K // 8))[:, None, None] + place
     out_virtual = gl.arange(0, HIGH, layout=by_row)
-    out_part = out_virtual // TILE % 8
-    out_row = gl.minimum(first + out_virtual % TILE + out_virtual // (8 * TILE) * apart, num_rows - 1)
+    out_part = out_virtual % 8
+    out_row = gl.minimum(first + out_virtual // 8 % TILE + out_virtual // (8 * TILE) * apart, num_rows - 1)
     out_expert = _experts_of(out_virtual, out_part, ids_ptr, pair, EXPERTS, CHOICES, SPAN)
     if FLOATS:
         group = lane_place
         scale_at = scale_ptr + (expert * SCALE_STEP + row * NUM_GROUPS)[:, None] + group
         zero_at = group
     else:
-        group = out_part * SPLIT
+        group = out_part * 128
         scale_at = scale_ptr + out_row * NUM_GROUPS
         zero_at = zero_ptr + out_row // 8 * NUM_GROUPS
 
@@ -218,11 +235,21 @@ def four_bit_kernel(
     words = ()
     scales = ()
     zeros = ()
+    if SHARED:
+        rows_of_words: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+        buffer = gl.allocate_shared_memory(gl.int32, [DEPTH, HIGH, 4, 4], rows_of_words)
     for step in gl.static_range(DEPTH):
         if step < STEPS:
-            words = words + (_load(words_at, place, step * 16, K // 8, EVEN),)  # type: ignore[assignment]
+            if SHARED:
+                _copy(buffer.index(step), words_at, place, step * SPAN * 16, K // 8, EVEN)
+            else:
+                words = words + (_load(words_at, place, step * SPAN * 16, K // 8, EVEN),)  # type: ignore[assignment]
+        if SHARED:
+            async_copy.commit_group()
+    for step in gl.static_range(AHEAD):
+        if step < STEPS:
             scales, zeros = _with_factors(
-                scales, zeros, scale_at, zero_at, group, step, NUM_GROUPS, GROUP, FLOATS, ZEROED, EVEN
+                scales, zeros, scale_at, zero_at, group, step, SPAN, NUM_GROUPS, GROUP, FLOATS, ZEROED, EVEN
             )
     if OVERLAP and not ONCE:
         _wait_for_previous()
@@ -231,23 +258,23 @@ def four_bit_kernel(
     held: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     memory = gl.allocate_shared_memory(gl.bfloat16, [STEPS, 1024], held)
     places = gl.arange(0, 1024, layout=flat)
-    ks = places // 128 % SPAN * SPLIT + places % 128
+    ks = places % (SPAN * 128)
     x_ptr += pair // (TOP_K if CHOICES == 1 else 1) * (CHOICES * K)
     x_at = x_ptr + places // 128 // SPAN * K + ks
     squares = gl.zeros([1024], gl.float32, layout=flat)
     for step in gl.static_range(STEPS):
         if ORDERED:  # of one weight
-            place_in_x = _load(order_ptr + ks, ks, step * 128, K, EVEN)
-            x = _load(x_ptr + place_in_x, ks + step * 128, 0, K, EVEN)
+            place_in_x = _load(order_ptr + ks, ks, step * SPAN * 128, K, EVEN)
+            x = _load(x_ptr + place_in_x, ks + step * SPAN * 128, 0, K, EVEN)
         else:
-            x = _load(x_at, ks, step * 128, K, EVEN)
+            x = _load(x_at, ks, step * SPAN * 128, K, EVEN)
         if NORM:
             wide = x.to(gl.float32)
             squares += wide * wide
             if ORDERED:
-                factor = _load(norm_ptr + place_in_x, ks + step * 128, 0, K, EVEN)
+                factor = _load(norm_ptr + place_in_x, ks + step * SPAN * 128, 0, K, EVEN)
             else:
-                factor = _load(norm_ptr + ks, ks, step * 128, K, EVEN)
+                factor = _load(norm_ptr + ks, ks, step * SPAN * 128, K, EVEN)
             x = (wide * factor.to(gl.float32)).to(gl.bfloat16)
         # [part, lane, word, half, pair] -> [word, part, lane, pair, half]
         x = gl.permute(gl.reshape(x, [8, 4, 4, 2, 4]), [2, 0, 1, 4, 3])
@@ -259,16 +286,24 @@ def four_bit_kernel(
     ones = gl.full([8 * TILE, 128], -1.0, gl.bfloat16, layout=left)
     acc = gl.zeros([HIGH, 8], gl.float32, layout=mma)
     for step in gl.static_range(STEPS):
-        own = words[0]  # type: ignore[misc]
+        if SHARED:
+            async_copy.wait_group(DEPTH - 1)
+            own = buffer.index(step % DEPTH).load(in_words)
+            if step + DEPTH < STEPS:
+                _copy(buffer.index(step % DEPTH), words_at, place, (step + DEPTH) * SPAN * 16, K // 8, EVEN)
+            async_copy.commit_group()
+        else:
+            own = words[0]  # type: ignore[misc]
+            words = words[1:]
+            if step + DEPTH < STEPS:
+                words = words + (_load(words_at, place, (step + DEPTH) * SPAN * 16, K // 8, EVEN),)  # type: ignore[assignment]
         scale = scales[0]  # type: ignore[misc]
         zero = zeros[0] if ZEROED else scale  # type: ignore[misc]
-        words = words[1:]
         scales = scales[1:]
         zeros = zeros[1:] if ZEROED else zeros
-        if step + DEPTH < STEPS:
-            words = words + (_load(words_at, place, (step + DEPTH) * 16, K // 8, EVEN),)  # type: ignore[assignment]
+        if step + AHEAD < STEPS:
             scales, zeros = _with_factors(
-                scales, zeros, scale_at, zero_at, group, step + DEPTH, NUM_GROUPS, GROUP, FLOATS, ZEROED, EVEN
+                scales, zeros, scale_at, zero_at, group, step + AHEAD, SPAN, NUM_GROUPS, GROUP, FLOATS, ZEROED, EVEN
             )
         b = gl.reshape(memory.index(step).load(in_x), [4, 8, 4, 8])  # word, part, lane, number
         b = gl.convert_layout(gl.reshape(gl.permute(b, [0, 2, 3, 1]), [128, 8]), right, assert_trivial=True)
@@ -304,7 +339,7 @@ def four_bit_kernel(
         sums += gl.where(out_part % SPAN == 0, bias, 0.0)
     if CHOICES > 1:
         sums *= gl.load(share_ptr + pair * CHOICES + out_part // SPAN)
-    sums = gl.sum(gl.reshape(sums, [TILES, 8, TILE]), 1)
+    sums = gl.sum(gl.reshape(sums, [TILES, TILE, 8]), 2)
     last: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     rows = first + gl.arange(0, ROWS, layout=last)
     if GATED:

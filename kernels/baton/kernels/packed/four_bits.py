@@ -25,10 +25,12 @@ _LONG, _FEW_ROWS = 8192, 4096
 class FourBitTiling(NamedTuple):
     """The cut of the weight for one launch."""
 
-    warps: int  # 2 rows of a tile each
+    warps: int  # 2, 4, 8 or 16, of 2 rows of a tile each
     tiles: int  # 1 or 2 a program; 2: gates and ups, or twice the rows
     depth: int  # steps that are loaded ahead
     most_registers: int | None = None  # of a thread
+    shared: bool = False  # steps are loaded to shared memory, not to registers
+    ahead: int | None = None  # steps whose scales and zeros are loaded ahead, in registers; None: depth
 
 
 def reads_four_bits(weight: PackedWeight, x: Tensor, k: int) -> bool:
@@ -116,6 +118,8 @@ def multiply_four_bits(
         TILES=2 if gate is not None else tiling.tiles,
         DEPTH=tiling.depth,
         OVERLAP=overlap,
+        SHARED=tiling.shared,
+        AHEAD=tiling.ahead or tiling.depth,
         num_warps=tiling.warps,
         launch_pdl=overlap,
         **more,
@@ -124,9 +128,9 @@ def multiply_four_bits(
 
 
 def choose_four_bit_tiling(n: int, k: int, *, is_gated: bool) -> FourBitTiling:
-    """Returns the fastest tiling in a search on an H100, for one weight of n rows or 2 n."""
+    """Returns the fastest tiling in a search on an H200, for one weight of n rows or 2 n."""
     if is_gated:
-        return FourBitTiling(4, 2, 4)
+        return FourBitTiling(4, 2, 3, shared=True)
     if k > _LONG:
-        return FourBitTiling(8, 1, 3, 128)
+        return FourBitTiling(8, 1, 4, shared=True)
     return FourBitTiling(8, 1, 2) if n <= _FEW_ROWS else FourBitTiling(4, 2, 2)
