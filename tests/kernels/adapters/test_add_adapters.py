@@ -34,6 +34,7 @@ SMALL = [
     Case(5, 96, (40,), (1, 7, 0, 16, 3), 16, torch.float32),
     Case(37, 160, (64, 96, 128), (4, 8, 33, 0, 16), 40, torch.float32),
     Case(20, 130, (70, 140), (70, 5, 16, 1, 0), 72, torch.float32),
+    Case(100, 32, (2000,), (33, 7, 0, 16, 25), 40, torch.float32),  # programs of several blocks of columns
 ]
 GRID = [
     Case(64, 4096, (4096, 5120, 6144), (8, 16, 64, 0, 16), 64, torch.bfloat16),
@@ -43,6 +44,7 @@ GRID = [
 GATED_SMALL = [
     Case(23, 96, (72, 144), (1, 7, 0, 16, 3), 16, torch.float32),
     Case(9, 130, (128, 256), (70, 5, 16, 1, 0), 72, torch.float32),
+    Case(150, 32, (1200, 2400), (33, 7, 0, 16, 25), 40, torch.float32),
 ]
 GATED_GRID = [
     Case(64, 4096, (14336, 28672), (8, 16, 64, 0, 16), 64, torch.bfloat16),
