@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from baton.kernels.adapters.expand import expand_adapters, expand_gated_adapters
+from baton.kernels.adapters.expand import expand_adapters
+from baton.kernels.adapters.expand_gated import expand_gated_adapters
 from baton.kernels.adapters.shrink import shrink_adapters
 
 

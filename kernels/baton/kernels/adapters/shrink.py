@@ -15,8 +15,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from baton.kernels.overlap import overlaps
 
 _FEW_PROGRAMS = 264  # two a multiprocessor of an H100
+_FEW_ROWS_PROGRAMS = 400  # of tiles of few rows, most of which have smaller ranks than the largest
 _MAX_BLOCK_R = 64
-_SPLITS = 4  # of steps with few programs; each number is another kernel, so there are no others
+_SPLITS = (8, 4, 2)  # of steps with few programs; each number is another kernel, so there are few
+_FEW_TILE_ROWS = 16
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -87,16 +89,22 @@ def block_r(max_rank: int) -> int:
     return max(16, min(_MAX_BLOCK_R, int(triton.next_power_of_2(max_rank))))
 
 
-def splits_of(num_tiles: int, num_parts: int, max_rank: int, k: int, itemsize: int) -> int:
+def splits_of(num_tiles: int, tile_rows: int, num_parts: int, max_rank: int, k: int, itemsize: int) -> int:
     """Returns the splits of k. `itemsize`: bytes of a value of the matrices."""
     programs = num_tiles * num_parts * -(-max_rank // block_r(max_rank))
-    return _SPLITS if programs * _SPLITS <= _FEW_PROGRAMS and k >= _SPLITS * _block_k(itemsize) else 1
+    most = _FEW_ROWS_PROGRAMS if tile_rows <= _FEW_TILE_ROWS else _FEW_PROGRAMS
+    for splits in _SPLITS:
+        if programs * splits <= most and k >= 2 * splits * _block_k(itemsize):
+            return splits
+    return 1
 
 
-def narrow_products(x: Tensor, slots: Tensor, ranks: Tensor, max_rank: int, order: Tensor, tiles: Tensor) -> Tensor:
+def narrow_products(
+    x: Tensor, slots: Tensor, ranks: Tensor, max_rank: int, order: Tensor, tiles: Tensor, tile_rows: int
+) -> Tensor:
     """Returns memory for the result of shrink_adapters, [splits, num_rows, num_parts, max_rank]."""
     num_parts = ranks.shape[1]
-    splits = splits_of(len(tiles), num_parts, max_rank, x.shape[1], slots.itemsize)
+    splits = splits_of(len(tiles), tile_rows, num_parts, max_rank, x.shape[1], slots.itemsize)
     return torch.empty(splits, len(order), num_parts, max_rank, dtype=torch.float32, device=x.device)
 
 
@@ -118,7 +126,7 @@ def shrink_adapters(
     The sum over the splits is the product, for rows in their order. Arguments as in reference.adapters.add; `out`: of
     narrow_products. `alone`: on a stream of its own, where no launch precedes it.
     """
-    low = narrow_products(x, slots, ranks, max_rank, order, tiles) if out is None else out
+    low = narrow_products(x, slots, ranks, max_rank, order, tiles, tile_rows) if out is None else out
     splits, num_rows, num_parts, _ = low.shape
     overlap = overlaps(x) and not alone
     _shrink[(len(tiles), num_parts * triton.cdiv(max_rank, block_r(max_rank)), splits)](
@@ -142,7 +150,7 @@ def shrink_adapters(
         BLOCK_K=_block_k(slots.itemsize),
         OVERLAP=overlap,
         num_warps=4,
-        num_stages=4 if tile_rows <= 16 else 3,
+        num_stages=4 if tile_rows <= _FEW_TILE_ROWS else 3,
         launch_pdl=overlap,
     )
     return low

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from baton.kernels.adapters.expand import expand_adapters, expand_gated_adapters
+from baton.kernels.adapters.expand import expand_adapters
+from baton.kernels.adapters.expand_gated import expand_gated_adapters
 from baton.kernels.adapters.shrink import narrow_products, shrink_adapters
 from baton.worker.adapters.bank import SiteBank
 from baton.worker.adapters.rows import AdapterRows
@@ -23,7 +24,7 @@ class CudaUpdates:
     def start(self, x: Tensor, rows: AdapterRows) -> Tensor:
         slots, offsets, ranks, _, max_rank = self._site
         # Allocated for the current stream, which has joined the other one when it is freed.
-        low = narrow_products(x, slots, ranks, max_rank, rows.order, rows.tiles)
+        low = narrow_products(x, slots, ranks, max_rank, *rows)
         self._beside.wait_stream(torch.cuda.current_stream(x.device))
         with torch.cuda.stream(self._beside):
             return shrink_adapters(x, slots, offsets, ranks, max_rank, *rows, out=low, alone=True)

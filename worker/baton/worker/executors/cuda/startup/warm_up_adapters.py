@@ -37,7 +37,7 @@ def varied_sizes(base: BaseModel, bank: AdapterBank, most: int) -> list[int]:
     while size <= most:
         tile_rows = tile_rows_of(size)
         tiles = most_tiles(size, bank.num_slots, tile_rows)
-        splits = tuple(splits_of(tiles, parts, bank.max_rank, k, itemsize) for k, parts in sorted(shapes))
+        splits = tuple(splits_of(tiles, tile_rows, parts, bank.max_rank, k, itemsize) for k, parts in sorted(shapes))
         found.setdefault((tile_rows, splits), size)
         size += max(1, size // _GROWTH)
     return list(found.values())
