@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.engine.mtp_models import write_mtp_model
 from support.engine.spec_models import write_first_layers, write_small_head, write_small_model
 
 MIX = "speculation mix"
@@ -26,6 +27,14 @@ def guessers(small: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     write_first_layers(folder / "draft", small, 2)
     write_small_head(folder / "head")
     return {"draft_model": folder / "draft", "eagle3": folder / "head"}
+
+
+@pytest.fixture(scope="session")
+def with_mtp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random model with latent attention, experts and an MTP layer that often guesses right."""
+    folder = tmp_path_factory.mktemp("with_mtp") / "model"
+    write_mtp_model(folder, agreeing=True)
+    return folder
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -63,6 +63,13 @@ def plain(small: Path, part: int) -> dict[str, Answer]:
     return run(make_engine(executor, grammars=new_grammars(executor)), requests_of(part))
 
 
+@pytest.fixture(scope="module")
+def plain_with_experts(with_mtp: Path, part: int) -> dict[str, Answer]:
+    """What each request gets from the model with an MTP layer, without guesses."""
+    executor = make_executor(model=with_mtp)
+    return run(make_engine(executor, grammars=new_grammars(executor)), requests_of(part))
+
+
 def compare(
     executor: CpuExecutor, budget: int, part: int, plain: dict[str, Answer], count: int = COUNT
 ) -> Counter[str]:
@@ -102,6 +109,22 @@ def test_a_methods_drafts_change_no_bit(
     assert (found["preemptions"] > 0) is (num_blocks == SCARCE)
 
 
+@pytest.mark.parametrize("num_blocks", [ROOMY, SCARCE])
+def test_an_mtp_layers_drafts_change_no_bit(
+    num_blocks: int,
+    part: int,
+    with_mtp: Path,
+    plain_with_experts: dict[str, Answer],
+    record_property: Record,
+) -> None:
+    executor = always(make_executor("mtp", 6, num_blocks, model=with_mtp))
+    count = PREEMPTED if num_blocks == SCARCE else COUNT
+    found = compare(executor, 512 if num_blocks == ROOMY else 200, part, plain_with_experts, count)
+    record_property(MIX, (f"mtp, {num_blocks} blocks", dict(found)))
+    assert found["right ones"] > found["tokens"] // 5
+    assert (found["preemptions"] > 0) is (num_blocks == SCARCE)
+
+
 def test_as_many_drafts_as_pay_change_no_bit(
     part: int, small: Path, plain: dict[str, Answer], record_property: Record
 ) -> None:
@@ -132,24 +155,32 @@ def test_mostly_right_drafts_change_no_bit(
     assert (found["preemptions"] > 0) is (num_blocks == SCARCE)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle3", "mtp"])
 def test_handed_over_requests_get_the_same_tokens(
-    network: Network, method: str, part: int, small: Path, guessers: dict[str, Path], record_property: Record
+    network: Network,
+    method: str,
+    part: int,
+    small: Path,
+    with_mtp: Path,
+    guessers: dict[str, Path],
+    record_property: Record,
 ) -> None:
+    model = with_mtp if method == "mtp" else small
+
     def requests() -> list[Request]:
         made = random_requests(HANDED_OVER, seed=2000 + part)
         for request in made:
             request.sampling = dataclasses.replace(request.sampling, prompt_logprobs=None)
         return made
 
-    plain = run(make_engine(make_executor(model=small)), requests())
+    plain = run(make_engine(make_executor(model=model)), requests())
     settings = HandoverSettings(verify=True)
     limits = {"max_num_requests": 24, "max_num_batched_tokens": 512, "cache_outputs": False}
     prefill, decode = (
         make_node(
             network,
             name,
-            always(make_executor(method, 6, model=small, model_folder=guessers.get(method))),
+            always(make_executor(method, 6, model=model, model_folder=guessers.get(method))),
             settings,
             **limits,
         )
