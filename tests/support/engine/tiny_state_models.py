@@ -22,7 +22,7 @@ from transformers import (
 )
 
 _KINDS = ["linear_attention", "full_attention", "linear_attention"]
-_DELTA = {
+DELTA = {
     "head_dim": 32,
     "layer_types": _KINDS,
     "linear_key_head_dim": 12,
@@ -31,7 +31,7 @@ _DELTA = {
     "linear_num_value_heads": 8,
     "pad_token_id": 0,
 }
-_EXPERTS = {
+STATE_EXPERTS = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
     "moe_intermediate_size": 40,
@@ -71,7 +71,7 @@ _UNGATED: dict[str, Any] = {
 }
 
 
-def _decaying(model: PreTrainedModel) -> PreTrainedModel:
+def decaying(model: PreTrainedModel) -> PreTrainedModel:
     """Sets rates of decay so that states reach back some tokens, and differ by head."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -81,8 +81,8 @@ def _decaying(model: PreTrainedModel) -> PreTrainedModel:
 
 
 STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
-    "qwen3_next": lambda: _decaying(Qwen3NextForCausalLM(Qwen3NextConfig(**SHAPE, **_DELTA, **_EXPERTS))),
-    "qwen3_5_text": lambda: _decaying(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **_DELTA))),
+    "qwen3_next": lambda: decaying(Qwen3NextForCausalLM(Qwen3NextConfig(**SHAPE, **DELTA, **STATE_EXPERTS))),
+    "qwen3_5_text": lambda: decaying(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **DELTA))),
     "lfm2": lambda: Lfm2ForCausalLM(
         Lfm2Config(**SHAPE, pad_token_id=0, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16)
     ),
@@ -97,12 +97,12 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
             tie_word_embeddings=False,
         )
     ),
-    "granitemoehybrid-mamba": lambda: _decaying(
+    "granitemoehybrid-mamba": lambda: decaying(
         GraniteMoeHybridForCausalLM(
             GraniteMoeHybridConfig(**SHAPE, **_MAMBA, position_embedding_type="rope", time_step_limit=(0.01, 4.0))
         )
     ),
-    "nemotron_h": lambda: _decaying(
+    "nemotron_h": lambda: decaying(
         NemotronHForCausalLM(
             NemotronHConfig(
                 **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
@@ -111,7 +111,7 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
             )
         )
     ),
-    "nemotron_h-experts": lambda: _decaying(
+    "nemotron_h-experts": lambda: decaying(
         NemotronHForCausalLM(
             NemotronHConfig(
                 **{key: value for key, value in SHAPE.items() if key != "num_hidden_layers"},
@@ -121,7 +121,7 @@ STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
             )
         )
     ),
-    "granitemoehybrid-experts": lambda: _decaying(
+    "granitemoehybrid-experts": lambda: decaying(
         GraniteMoeHybridForCausalLM(
             GraniteMoeHybridConfig(**SHAPE, **{**_MAMBA, "num_local_experts": 8, "num_experts_per_tok": 3})
         )

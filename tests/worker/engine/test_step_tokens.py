@@ -203,8 +203,10 @@ def test_only_the_remaining_budget_is_spent_on_further_tokens():
             assert plan.num_scheduled_tokens[:4].tolist() == [1] * 4
 
 
-def make_batch(num_computed: list[int], capacity: list[int], limit: list[int]) -> tuple[Batch, np.ndarray]:
-    batch = Batch(len(num_computed), max_step_tokens=4)
+def make_batch(
+    num_computed: list[int], capacity: list[int], limit: list[int], decode_span: int = 0
+) -> tuple[Batch, np.ndarray]:
+    batch = Batch(len(num_computed), max_step_tokens=4, decode_span=decode_span)
     batch.num_computed[:], batch.capacity[:] = num_computed, capacity
     batch.max_computed[:] = [each - 1 for each in limit]
     return batch, np.arange(len(num_computed), dtype=np.int32)
@@ -217,6 +219,12 @@ def test_a_row_computes_as_many_tokens_as_fit_its_blocks_and_its_limit():
     assert batch.step_tokens(rows, 3).tolist() == [1, 1, 1, 1]
     batch.constrained[2], batch.num_constrained = True, 1
     assert batch.step_tokens(rows, 100).tolist() == [2, 2, 1, 1]
+
+
+def test_rows_with_states_compute_no_token_behind_the_block_that_they_are_in():
+    batch, rows = make_batch([10, 14, 15, 16], [48, 48, 16, 16], [99, 99, 99, 99], decode_span=16)
+    assert batch.step_tokens(rows[:3], 100).tolist() == [4, 2, 1]
+    assert batch.short_rows(rows).tolist() == [3]
 
 
 def test_a_row_is_short_of_blocks_where_they_end_before_its_step():

@@ -72,7 +72,7 @@ class Attention(Generic[S]):
     def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
         """Returns the attention [num_tokens, num_q_heads * head_dim], in `out` if given."""
         attended = self._ops.attend(query, step, out)
-        return attended if self._gate is None else attended.mul_(self._gate.sigmoid_())
+        return attended if self._gate is None else attended.mul_(self._kernels.sigmoid(self._gate))
 
     def finish(self, stream: Stream, attended: Tensor) -> None:
         """Adds the output projection of `attended` to the stream."""

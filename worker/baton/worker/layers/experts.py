@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from baton.worker.layers.device import Device
@@ -104,6 +103,7 @@ class Experts:
 class _SharedExpert:
     def __init__(self, spec: MlpSpec, weights: SharedExpertWeights, device: Device[Any]) -> None:
         self._spec = spec
+        self._kernels = device.kernels
         self._gate_up = Linear(weights.gate_up, device)
         self._down = Linear(weights.down, device)
         self._output_gate = None if weights.output_gate is None else Linear(weights.output_gate, device)
@@ -118,7 +118,7 @@ class _SharedExpert:
     def of(self, x: Tensor, *, fuse: bool) -> Tensor:
         """Returns the shared expert's output, [num_tokens, hidden_size]. `fuse`: as a Stream's `fuse_norms`."""
         out = self._down.multiply(self._gate(x, fuse))
-        return out if self._output_gate is None else out.mul_(torch.sigmoid(self._output_gate.multiply(x)))
+        return out if self._output_gate is None else out.mul_(self._kernels.sigmoid(self._output_gate.multiply(x)))
 
     def _gate(self, x: Tensor, fuse: bool) -> Tensor:
         stream = Stream(x, fuse_norms=fuse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,10 +18,19 @@ from baton.worker.layers.state_spec import DeltaNetSpec, ShortConvSpec, StateSpa
 class Mixer(Protocol):
     """One kind of layer."""
 
-    def __call__(self, projected: Tensor, states: Sequence[States], cu_seqlens: Tensor, *, by_token: bool) -> Tensor:
+    def __call__(
+        self,
+        projected: Tensor,
+        states: Sequence[States],
+        cu_seqlens: Tensor,
+        *,
+        by_token: bool,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         """Returns what the last linear takes, of sequences at cu_seqlens [num_seqs + 1] int32. Replaces their states.
 
-        `by_token`: a token's result does not depend on how its sequence is cut.
+        `by_token`: a token's result does not depend on how its sequence is cut. With `keep` [num_seqs] int32, which
+        needs `by_token`, the states are those after so many tokens.
         """
 
 
@@ -48,15 +58,23 @@ class _DeltaNet:
         self._conv, self._norm = _load(case, "causal_conv", "gated_rms_norm")
         self._step, self._chunks = _load(case, "gated_delta_step", "gated_delta_chunks")
 
-    def __call__(self, projected: Tensor, states: Sequence[States], cu_seqlens: Tensor, *, by_token: bool) -> Tensor:
+    def __call__(
+        self,
+        projected: Tensor,
+        states: Sequence[States],
+        cu_seqlens: Tensor,
+        *,
+        by_token: bool,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         spec, tensors = self._spec, self._tensors
         assert tensors.log_rate is not None
         assert tensors.bias is not None
         assert tensors.norm is not None
         qkv, gate, beta, decay = self._parts(projected)
-        mixed = self._conv(qkv, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias)
+        mixed = self._conv(qkv, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias, keep=keep)
         query, key, value = torch.split(mixed, [spec.q_size, spec.q_size, spec.attended_size], -1)
-        rule = self._step if by_token else self._chunks
+        rule = partial(self._step, keep=keep) if by_token else self._chunks
         out = rule(
             _by_head(query, spec.num_key_heads),
             _by_head(key, spec.num_key_heads),
@@ -101,16 +119,24 @@ class _StateSpace:
         self._conv, self._norm = _load(case, "causal_conv", "gated_rms_norm")
         self._step, self._chunks = _load(case, "state_space_step", "state_space_chunks")
 
-    def __call__(self, projected: Tensor, states: Sequence[States], cu_seqlens: Tensor, *, by_token: bool) -> Tensor:
+    def __call__(
+        self,
+        projected: Tensor,
+        states: Sequence[States],
+        cu_seqlens: Tensor,
+        *,
+        by_token: bool,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         spec, tensors = self._spec, self._tensors
         assert tensors.log_rate is not None
         assert tensors.bias is not None
         assert tensors.norm is not None
         gate, xbc, step = torch.split(projected, [spec.attended_size, spec.num_channels, spec.num_heads], -1)
-        mixed = self._conv(xbc, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias)
+        mixed = self._conv(xbc, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias, keep=keep)
         width = spec.num_groups * spec.state_size
         x, b, c = torch.split(mixed, [spec.attended_size, width, width], -1)
-        rule = self._step if by_token else self._chunks
+        rule = partial(self._step, keep=keep) if by_token else self._chunks
         out = rule(
             _by_head(x, spec.num_heads),
             _by_head(b, spec.num_groups),
@@ -131,10 +157,18 @@ class _ShortConv:
         self._tensors = tensors
         (self._conv,) = _load(case, "causal_conv")
 
-    def __call__(self, projected: Tensor, states: Sequence[States], cu_seqlens: Tensor, *, by_token: bool) -> Tensor:
+    def __call__(
+        self,
+        projected: Tensor,
+        states: Sequence[States],
+        cu_seqlens: Tensor,
+        *,
+        by_token: bool,
+        keep: Tensor | None = None,
+    ) -> Tensor:
         b, c, x = projected.chunk(3, -1)
         tensors = self._tensors
-        return c * self._conv(b * x, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias, silu=False)
+        return c * self._conv(b * x, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias, silu=False, keep=keep)
 
 
 def _by_head(x: Tensor, num_heads: int) -> Tensor:

@@ -50,6 +50,9 @@ class Kernels(Protocol):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
 
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Returns the sigmoid of x, which may be changed."""
+
     def route(self, logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
         """Returns weights [num_tokens, top_k] fp32 and ids of the experts that tokens choose."""
 

@@ -10,8 +10,8 @@ from baton.worker.scheduling.waiting_queue import WaitingQueue
 class RequestQueues:
     """All requests that have not ended and do not wait for a prefix. Each is in one queue, or in the batch."""
 
-    def __init__(self, num_rows: int, max_step_tokens: int, max_masked_tokens: int = 1) -> None:
-        self.batch = Batch(num_rows, max_step_tokens, max_masked_tokens)
+    def __init__(self, num_rows: int, max_step_tokens: int, max_masked_tokens: int = 1, decode_span: int = 0) -> None:
+        self.batch = Batch(num_rows, max_step_tokens, max_masked_tokens, decode_span)
         self.waiting = WaitingQueue()
         self.aside = WaitingQueue()  # long prompts that others pass, until one more may start
         self.ready = WaitingQueue()  # admitted before waiting ones: they hold blocks that others may wait for

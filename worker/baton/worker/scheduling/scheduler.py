@@ -72,12 +72,14 @@ class Scheduler:
             settings.host_eviction_policy,
         )
         if holdings.partial.has_states:
-            _check_states(settings, num_host_slots, holdings.partial.largest_state, max_step_tokens)
+            _check_states(settings, num_host_slots, holdings.partial.largest_state)
         self.offloads = holdings.offloads
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
-        queues = self.queues = RequestQueues(settings.max_num_requests, max_step_tokens, max_masked_tokens)
+        # A decode writes one state, of the block of its tokens.
+        span = block_size if holdings.partial.has_states else 0
+        queues = self.queues = RequestQueues(settings.max_num_requests, max_step_tokens, max_masked_tokens, span)
         self.batch = self.queues.batch
         self._prefixes = holdings.prefixes
         self._masks = StepMasks(self.batch)
@@ -375,19 +377,13 @@ class Scheduler:
             draft.chunks[state] = self._holdings.partial.chunk_end(state, start, start + chunk) - start
 
 
-def _check_states(settings: EngineSettings, num_host_slots: int, num_pages: int, max_step_tokens: int) -> None:
+def _check_states(settings: EngineSettings, num_host_slots: int, num_pages: int) -> None:
     """Raises InvalidRequest or Unsupported for what cannot be with states, of which the largest has so many pages."""
     if 0 < num_host_slots < num_pages:
         raise InvalidRequest(
             f"host memory has {num_host_slots} blocks, and a state of the model takes {num_pages}: raise it, or leave "
             "it out",
             field="host_cache_gb",
-        )
-    if max_step_tokens > 1:
-        raise Unsupported(
-            f"models with states compute one token of a decode in a step, the executor up to {max_step_tokens}: "
-            "guessed tokens must be off",
-            field="model",
         )
     if settings.dummy_kv:
         raise Unsupported("models with states compute every prompt: dummy_kv must be false", field="dummy_kv")

@@ -25,7 +25,9 @@ def gated_rms_norm(
 
     The mean of squares is that of each `group_size` consecutive features. weight [size], or [group_size] of each.
     """
-    opened = functional.silu(gate.float()) if activation == "silu" else gate.float().sigmoid()
+    # In fp64, because PyTorch rounds a function's last bit by the place of an element in its tensor.
+    wide_gate = gate.double()
+    opened = (functional.silu(wide_gate) if activation == "silu" else wide_gate.sigmoid()).float()
     wide = x.float() if norm_first else x.float() * opened
     groups = wide.reshape(x.shape[0], -1, group_size)
     normed = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + eps)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from baton.kernels.table import Case, find
 from baton.plugins.plugins import NO_PLUGINS, Plugins
@@ -37,7 +38,7 @@ from baton.worker.executors.cpu.lanes import Lanes
 from baton.worker.executors.cpu.pool_size import pool_size
 from baton.worker.executors.cpu.proposers import Verifier, make_proposer
 from baton.worker.executors.cpu.rows import Rows
-from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps
+from baton.worker.executors.cpu.steps import PagedSteps, Steps, WholeSteps, write_deferred
 from baton.worker.executors.device_limits import with_device_limits
 from baton.worker.executors.facts import DeviceFacts
 from baton.worker.executors.heads import Head
@@ -58,7 +59,7 @@ from baton.worker.executors.pool_head import PoolHead
 from baton.worker.kv_spec import KvSpec
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.cpu.kv import PagedKv
-from baton.worker.layers.cpu.step import WholeInputs
+from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.device import Device
 from baton.worker.layers.rope import cos_sin_tables
 from baton.worker.layers.self_check import check_products
@@ -82,12 +83,20 @@ from baton.worker.weights.loading import (
 from baton.worker.weights.tensor_update import TensorUpdate
 
 
+class _Computed(NamedTuple):
+    """What a step has computed."""
+
+    inputs: StepInputs | WholeInputs
+    hidden: Tensor
+    undrawn: Any  # of the head
+
+
 @dataclass(frozen=True, slots=True)
 class _Launched:
     """A step that is computed but not sampled."""
 
     plan: StepPlan  # of what the step computes, with drafts
-    undrawn: Any  # what the head computed; None: the step has no rows
+    computed: _Computed | None  # None: the step has no rows
     started: float
     idle_seconds: float | None
 
@@ -152,7 +161,6 @@ class CpuExecutor:
             self._compute_scales(loaded, longest, config)
         self.facts = _facts(config, loaded, dtype, self.kv_spec)
         self._results: list[StepResult] = []
-        self._damaged: dict[int, ServiceError] = {}  # rows of the launched step whose states hold NaN
         self._undrawn: _Launched | None = None
         self._ended: float | None = None  # when the last step was computed
 
@@ -161,11 +169,11 @@ class CpuExecutor:
         started = time.perf_counter()
         idle_seconds = None if self._ended is None else started - self._ended
         self._apply(plan)
-        undrawn, computed = None, self._drafts.add(plan)
+        made, computed = None, self._drafts.add(plan)
         if len(plan.rows):
             with torch.inference_mode():
-                undrawn = self._compute(plan, computed)
-        self._undrawn = _Launched(computed, undrawn, started, idle_seconds)
+                made = self._compute(plan, computed)
+        self._undrawn = _Launched(computed, made, started, idle_seconds)
         if not plan.masks_follow:
             self.draw(plan.masks, np.empty(0, np.int32))
 
@@ -174,12 +182,14 @@ class CpuExecutor:
         step, self._undrawn = self._undrawn, None
         assert step is not None, "a step was launched, and not drawn"
         plan = step.plan
-        if step.undrawn is None:
+        if step.computed is None:
             result = StepResult(plan.step, np.empty(0, np.int32), np.empty(0, np.int32))
         else:
             with torch.inference_mode():
-                result = self._heads[plan.head].finish(plan, step.undrawn, masks, undrawn)
-            without_tokens(result, self._damaged)
+                result = self._heads[plan.head].finish(plan, step.computed.undrawn, masks, undrawn)
+                write_deferred(step.computed.inputs, result.counts)
+                damaged = self._damaged(step.computed.hidden, plan)
+            without_tokens(result, damaged)
         result.idle_seconds = step.idle_seconds
         self._ended = time.perf_counter()
         result.seconds = self._ended - step.started
@@ -325,7 +335,10 @@ class CpuExecutor:
         for row, block_ids in plan.new_blocks:
             self._rows.add_blocks(row, block_ids)
 
-    def _compute(self, plan: StepPlan, computed: StepPlan) -> Any:
+    def _damaged(self, hidden: Tensor, plan: StepPlan) -> dict[int, ServiceError]:
+        return damaged_rows(hidden, plan, self.kv_spec, self._steps.states, self._memory.states)
+
+    def _compute(self, plan: StepPlan, computed: StepPlan) -> _Computed:
         decoder = self._decoder
         assert decoder is not None, "no step runs while the weights are dropped"
         inputs = self._steps.make(computed)
@@ -339,8 +352,7 @@ class CpuExecutor:
                 states = self._drafts.hidden_states()
                 hidden = decoder.forward(inputs, on_written=on_written, hidden_states=states)
                 self._drafts.take_hidden(computed, states)
-        self._damaged = damaged_rows(hidden, computed, self.kv_spec, self._steps.states, self._memory.states)
-        return self._heads[plan.head].run(computed, inputs, decoder, hidden)
+        return _Computed(inputs, hidden, self._heads[plan.head].run(computed, inputs, decoder, hidden))
 
     def _report_layer(self, hook: LayerHook, plan: StepPlan, layer: int) -> None:
         hook(plan, self._kv_layers[layer])

@@ -15,7 +15,7 @@ from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.cpu.device import CpuDevice
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.self_check import columns_of, experts_of, linears_of
-from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
+from baton.worker.layers.spec import AttentionSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.quantization.registry import UNQUANTIZED, UNQUANTIZED_EXPERTS
 
@@ -94,11 +94,6 @@ def _dependent(config: ModelConfig) -> str:
         return f"results of {config.implementation} depend on the batch"
     if not config.cached:
         return "models without a KV cache compute whole batches at once"
-    if config.state_layers:
-        return "states are computed in chunks, whose length depends on the step"
-    mlps = [layer.mlp for layer in config.layers]
-    if any(mlp.shared_gate for mlp in mlps if isinstance(mlp, ExpertsSpec)):
-        return "the gates of shared experts are rounded in an order that depends on the number of tokens"
     if any(spec.sinks or spec.soft_cap for spec in attention if isinstance(spec, AttentionSpec)):
         return "attention with sinks or soft caps depends on the longest sequence"
     return ""

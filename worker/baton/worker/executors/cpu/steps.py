@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from baton.kernels.reference.attention.whole_attention import runs_of
-from baton.worker.core import StepPlan
+from baton.worker.core import Int32, StepPlan
 from baton.worker.executors.cpu.begun_blocks import BegunBlocks
 from baton.worker.executors.cpu.rows import Rows
 from baton.worker.executors.cpu.step_inputs import Gathers, make_step_inputs, views_of
 from baton.worker.executors.host.state_tables import StateTables, state_tables
 from baton.worker.executors.host.whole_rows import WholeRows
 from baton.worker.kv_spec import KvSpec
-from baton.worker.layers.cpu.states import StateRun
+from baton.worker.layers.cpu.states import DeferredStates, StateRun
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.models.config import ModelConfig
 
@@ -92,7 +92,8 @@ def _state_runs(plan: StepPlan, table: StateTables) -> Iterator[StateRun]:
         bounds = np.concatenate((np.zeros(1, np.int64), ends[rows] - start)).astype(np.int32)
         read, write = map(torch.from_numpy, table.pages(plan, rows))
         decodes = rows.stop == plan.num_decodes
-        yield StateRun(start, int(ends[rows.stop - 1]), torch.from_numpy(bounds), read, write, decodes)
+        deferred: list[DeferredStates] | None = [] if decodes and int(counts[rows].max()) > 1 else None
+        yield StateRun(start, int(ends[rows.stop - 1]), torch.from_numpy(bounds), read, write, decodes, deferred)
 
 
 class WholeSteps:
@@ -115,3 +116,15 @@ class WholeSteps:
             token_types=None if types is None else torch.from_numpy(types.astype(np.int64)),
             runs=runs_of(columns.seq_lens.tolist()),
         )
+
+
+def write_deferred(inputs: StepInputs | WholeInputs, counts: Int32) -> None:
+    """Writes the states that a step has left out, after the first `counts` tokens of each of its decodes."""
+    if isinstance(inputs, WholeInputs):
+        return
+    for run in (run for runs in inputs.states.values() for run in runs):
+        if run.deferred:
+            keep = torch.from_numpy(counts[: len(run.read)].astype(np.int32))
+            for states in run.deferred:
+                states.write(keep)
+            run.deferred.clear()

@@ -17,6 +17,7 @@ class CpuKernels:
     layer_norm = staticmethod(find("layer_norm", Case("cpu")).load())
     activate = staticmethod(find("activate", Case("cpu")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cpu")).load())
+    sigmoid = staticmethod(torch.sigmoid_)
     route = staticmethod(find("route", Case("cpu")).load())
 
 
@@ -30,6 +31,11 @@ class InvariantKernels(CpuKernels):
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Returns silu(first half) * second half of gate_up [num_tokens, 2 size]."""
         return by_parts(CpuKernels.silu_mul, gate_up)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """Returns the sigmoid of x."""
+        # In fp64, because PyTorch rounds a function's last bit by the place of an element in its tensor.
+        return torch.sigmoid(x.double()).to(x.dtype)
 
     def route(self, logits: Tensor, bias: Tensor | None, spec: RouterSpec) -> tuple[Tensor, Tensor]:
         """Returns weights [num_tokens, top_k] fp32 and ids of the experts that tokens choose."""

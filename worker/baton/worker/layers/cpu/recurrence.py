@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+import torch
 from torch import Tensor
 
 from baton.kernels.table import Case
-from baton.worker.layers.cpu.states import StatePlaces, StateRun
+from baton.worker.layers.cpu.states import DeferredStates, StatePlaces, StateRun
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.device import StateTensors
 from baton.worker.layers.mixers import make_mixer
@@ -33,7 +37,8 @@ class CpuRecurrence:
         self._attended_size = spec.attended_size
 
     def mix(self, projected: Tensor, step: StepInputs) -> Tensor:
-        """Returns [num_tokens, attended_size] of projected [num_tokens, projected_size]. Replaces the states."""
+        """Returns [num_tokens, attended_size] of projected [num_tokens, projected_size]. Replaces the states, or leaves
+        that to those that runs defer."""
         runs = step.states[self._group]
         if len(runs) == 1:
             return self._run(projected, runs[0])
@@ -43,5 +48,12 @@ class CpuRecurrence:
         return mixed
 
     def _run(self, projected: Tensor, run: StateRun) -> Tensor:
+        if run.deferred is not None:
+            run.deferred.append(DeferredStates(partial(self._write, projected, run)))
+            run = replace(run, write=torch.full_like(run.write, -1))
         states = self._places.states(self._layer, run)
         return self._mixer(projected, states, run.cu_seqlens, by_token=run.decodes or self._by_token)
+
+    def _write(self, projected: Tensor, run: StateRun, keep: Tensor) -> None:
+        """Writes the states after the first keep [num_seqs] int32 tokens of each sequence, which are computed again."""
+        self._mixer(projected, self._places.states(self._layer, run), run.cu_seqlens, by_token=True, keep=keep)

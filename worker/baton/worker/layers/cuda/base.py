@@ -26,6 +26,7 @@ class CudaKernels:
     layer_norm = staticmethod(find("layer_norm", Case("cuda")).load())
     activate = staticmethod(find("activate", Case("cuda")).load())
     silu_mul = staticmethod(find("silu_mul", Case("cuda")).load())
+    sigmoid = staticmethod(torch.sigmoid_)
     route = staticmethod(find("route", Case("cuda")).load())
 
 

@@ -18,9 +18,14 @@ _RANK = attrgetter("rank")
 class Batch:
     """Rows of running requests. The columns of a free row have no meaning."""
 
-    def __init__(self, num_rows: int, max_step_tokens: int = 1, max_masked_tokens: int = 1) -> None:
+    def __init__(
+        self, num_rows: int, max_step_tokens: int = 1, max_masked_tokens: int = 1, decode_span: int = 0
+    ) -> None:
+        """`decode_span`: the tokens of a decode in a step end with such a span of positions at the latest; 0: they may
+        cross it."""
         self.num_rows = num_rows
         self.max_step_tokens = max_step_tokens  # of one decoding row
+        self._decode_span = decode_span
         self._max_masked_tokens = max_masked_tokens  # of one that samples under a mask
         self.states: list[RequestState | None] = [None] * num_rows
         # Tokens, counted when they are scheduled: an upper bound while a step is in flight.
@@ -144,7 +149,7 @@ class Batch:
     def short_rows(self, rows: Int64) -> Int64:
         """Returns the decoding rows without a block for all tokens that they may compute in a step."""
         computed, capacity = self.num_computed[rows], self.capacity[rows]
-        if self.max_step_tokens == 1:
+        if self.max_step_tokens == 1 or self._decode_span:
             return rows[computed >= capacity]
         wanted = np.minimum(computed + self.max_step_tokens, self.max_computed[rows])
         return rows[wanted > capacity]
@@ -165,8 +170,10 @@ class Batch:
         most = min(self.max_step_tokens, 1 + spare // max(1, len(rows)))
         if most <= 1:
             return tokens
-        ends = np.minimum(self.max_computed[rows], self.capacity[rows])
-        more = np.minimum(ends - self.num_computed[rows], most)
+        ends, computed = np.minimum(self.max_computed[rows], self.capacity[rows]), self.num_computed[rows]
+        if self._decode_span:
+            ends = np.minimum(ends, (computed // self._decode_span + 1) * self._decode_span)
+        more = np.minimum(ends - computed, most)
         if not self.num_constrained:
             return more
         return np.where(self.constrained[rows], np.minimum(more, self._max_masked_tokens), more)

@@ -44,7 +44,7 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
         )
     if isinstance(model.attention, LatentSpec):
         _check_latents(config, model)
-    if model.state_layers and config.batch_invariant:
+    if model.state_layers and config.invariant:
         raise InvalidRequest(
             f"batch_invariant=True: the states of {model.architecture} are computed in chunks, whose length depends on "
             "the batch; leave it out",
