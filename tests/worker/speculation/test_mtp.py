@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.engine.mtp_models import MTP_MODELS, PlainMtp, change_tensors, write_mtp_model
+from support.engine.mtp_models import APART, MTP_MODELS, PlainMtp, change_tensors, write_mtp_model
 from support.engine.spec_runs import (
     MODEL,
     Answer,
@@ -87,18 +87,19 @@ def plain(model: Path) -> dict[str, Answer]:
     return run(make_engine(executor, grammars=new_grammars(executor)), mixed_requests())
 
 
-@pytest.mark.parametrize("num_blocks", [600, 20])
-def test_its_drafts_change_no_bit(model: Path, agreeing: bool, plain: dict[str, Answer], num_blocks: int) -> None:
+@pytest.mark.parametrize("scarce", [False, True])
+def test_its_drafts_change_no_bit(model: Path, agreeing: bool, plain: dict[str, Answer], scarce: bool) -> None:
+    num_blocks = (20 if model.name not in APART else 40) if scarce else 600  # states take blocks too
     executor = always(make_executor("mtp", 5, num_blocks, model=model))
     proposer = proposer_of(executor)
-    engine = make_engine(executor, 512 if num_blocks == 600 else 100, new_grammars(executor))
+    engine = make_engine(executor, 100 if scarce else 512, new_grammars(executor))
     assert run(engine, mixed_requests(), seed=8) == plain
     counters = engine.counters()
     assert 0 < counters.num_accepted_tokens < counters.num_draft_tokens
     assert (counters.num_accepted_tokens > 0.2 * counters.num_draft_tokens) is agreeing
-    assert counters.accepted_by_place[4] > 10
+    assert counters.accepted_by_place[4] > 5
     assert counters.num_proposer_failures == 0
-    assert (counters.num_preemptions > 0) is (num_blocks == 20)
+    assert (counters.num_preemptions > 0) is scarce
     batch = proposer._batch
     held = [block for blocks in batch._blocks.values() for block in blocks]  # of the last step's requests
     assert sorted(batch._free + held) == list(range(num_blocks))
@@ -123,7 +124,7 @@ def test_guesses_are_those_of_the_formula(tmp_path: Path, name: str) -> None:
         request.sampling = SamplingParams(temperature=0.0)
         request.stop = StopConditions(12)
     run(make_engine(executor, budget=40), requests)  # prompts are computed in chunks
-    oracle = PlainMtp(tmp_path / "model", whole)
+    oracle = PlainMtp(tmp_path / "model", whole, name)
     assert len(seen) > 36
     different = 0
     for text, guess in seen:

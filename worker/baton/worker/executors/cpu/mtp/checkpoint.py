@@ -11,7 +11,7 @@ from torch import Tensor
 from baton.rpc.errors import InvalidRequest
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.models.config import ModelConfig
-from baton.worker.models.mtp import mtp_prefix, read_mtp
+from baton.worker.models.mtp import read_mtp
 from baton.worker.models.supported.families import read_folder
 from baton.worker.models.weights import ModelWeights
 from baton.worker.weights.files.formats import open_tensors
@@ -26,6 +26,7 @@ class MtpLayer:
 
     config: ModelConfig
     weights: ModelWeights
+    reads_normed: bool  # for further tokens, the layer reads its normed output
 
 
 def load_mtp(folder: Path, model: ModelConfig, weights: ModelWeights, dtype: torch.dtype) -> MtpLayer:
@@ -34,16 +35,16 @@ def load_mtp(folder: Path, model: ModelConfig, weights: ModelWeights, dtype: tor
     Raises InvalidRequest with the first tensors that are missing or misshapen.
     """
     try:
-        config = read_mtp(read_folder(folder), model)
+        found = read_mtp(read_folder(folder), model)
         with open_tensors(folder) as tensors:
-            filled = load_weights(config, tensors, dtype, prefix=mtp_prefix(config))
+            filled = load_weights(found.model, tensors, dtype, prefix=found.prefix)
     except InvalidRequest as error:
         if error.field == _FIELD:
             raise
         raise InvalidRequest(f"{_FIELD}: {error.message}", field=_FIELD) from error
     own = filled.weights
     assert isinstance(own, ModelWeights), "families of Baton's have such weights"
-    return MtpLayer(filled.config, _shared(own, weights))
+    return MtpLayer(filled.config, _shared(own, weights), found.reads_normed)
 
 
 def _shared(own: ModelWeights, model: ModelWeights) -> ModelWeights:

@@ -54,6 +54,7 @@ class MtpProposer:
         self._decoder = Decoder(config, layer.weights, device)
         self._model_norm = norm_of(model.norm, config.norm)
         self._kernels = device.kernels
+        self._reads_normed = layer.reads_normed
         self._hidden_size, self._dtype = config.hidden_size, dtype
         self._rows: dict[int, _Row] = {}
 
@@ -108,7 +109,8 @@ class MtpProposer:
         for row, first, stop in spans:
             done += stop - first
             if stop >= row.end:
-                row.hidden.write(stop, out[done - 1 : done])
+                last = out[done - 1 : done]
+                row.hidden.write(stop, self._decoder.normed(last) if self._reads_normed else last)
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
