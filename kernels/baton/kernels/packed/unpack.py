@@ -5,6 +5,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from baton.kernels.packed.tables import looked_up
+
 _ONES: tl.constexpr = tl.constexpr(0x4B000000)  # the bits of 2^23, whose last bits are an integer's
 _OFFSET: tl.constexpr = tl.constexpr(8388608.0)
 
@@ -44,10 +46,7 @@ def numbers_of(stored, NUMBERS: tl.constexpr, BITS: tl.constexpr, BLOCK_N: tl.co
     elif NUMBERS == "bytes":
         numbers = stored.to(tl.float32)
     elif NUMBERS == "nf4" or NUMBERS == "fp4":
-        parts = tl.join(stored, stored >> 16)
-        parts = tl.join(parts, parts >> 8)
-        parts = tl.join(parts, parts >> 4)
-        numbers = tl.reshape(_in_table(parts, NUMBERS), [BLOCK_N, BLOCK_K])
+        numbers = tl.reshape(looked_up(stored, NUMBERS), [BLOCK_N, BLOCK_K])
     elif BITS == 4:
         first, second, third, fourth = _four_pairs(stored, NUMBERS)
         numbers = tl.join(tl.join(_halves(first), _halves(third)), tl.join(_halves(second), _halves(fourth)))
@@ -119,40 +118,6 @@ def _floats(words, BITS: tl.constexpr):
     """Returns the last bits of words as fp32, plus 2^23."""
     mask: tl.constexpr = (1 << BITS) - 1
     return (words & mask | _ONES).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _in_table(codes, NUMBERS: tl.constexpr):
-    """Returns what the last 4 bits of codes stand for in a table of bitsandbytes, fp32."""
-    high = codes & 8 != 0
-    middle = codes & 4 != 0
-    if NUMBERS == "nf4":
-        below = tl.where(
-            middle,
-            _of_four(codes, -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
-            _of_four(codes, -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
-        )
-        above = tl.where(
-            middle,
-            _of_four(codes, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
-            _of_four(codes, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
-        )
-        numbers = tl.where(high, above, below)
-    else:
-        size = tl.where(
-            middle,
-            _of_four(codes, 4.0 / 12.0, 6.0 / 12.0, 2.0 / 12.0, 3.0 / 12.0),
-            _of_four(codes, 0.0, 0.0625 / 12.0, 8.0 / 12.0, 12.0 / 12.0),
-        )
-        numbers = tl.where(high, -size, size)
-    return numbers
-
-
-@triton.jit
-def _of_four(codes, zero, one, two, three):
-    """Returns one of four numbers by the last 2 bits of codes."""
-    odd = codes & 1 != 0
-    return tl.where(codes & 2 != 0, tl.where(odd, three, two), tl.where(odd, one, zero))
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from baton.kernels.packed.weight import PackedWeight
 from baton.kernels.routing import Gate
 
 _LONG = 8192
+_LOOKED_UP = ("nf4", "fp4")
 _NORMED = 2048  # columns
 _NARROW, _WIDE = 2048, 4096  # rows, columns
 
@@ -178,6 +179,8 @@ def choose_vector_tiling(weight: PackedWeight, n: int, k: int, *, is_normed: boo
     A program computes the norm for all its rows: more of them read the token and the norm less often.
     """
     whole = int(triton.next_power_of_2(k))
+    if weight.numbers in _LOOKED_UP:
+        return VectorTiling(2 if k > _LONG else 4, max(64, min(2048, whole)), 4)
     if weight.bits != 8:
         return (
             VectorTiling(4, max(64, min(2048, whole)), 2)
