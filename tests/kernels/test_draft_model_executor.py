@@ -28,6 +28,7 @@ SAMPLING = [
     SamplingParams(temperature=0.9, top_p=0.8, seed=3),
 ]
 COUNT = 10
+ENDS = frozenset({19})  # a token of an answer, behind which guesses go on
 Tokens = dict[str, list[int]]
 
 
@@ -50,16 +51,23 @@ def make_engine(folder: Path, speculation: str = "", num_blocks: int = 32) -> tu
 
 def run(engine: Engine) -> Tokens:
     found: Tokens = {}
+    counted = 0
     for index, sampling in enumerate(SAMPLING):
         prompt = [7, 8, 9, 10 + index] * (1 + 5 * index)
-        engine.submit(Request(str(index), prompt, len(prompt), sampling, StopConditions(COUNT - index), bytes(16)))
+        engine.submit(
+            Request(
+                str(index), prompt, len(prompt), sampling, StopConditions(COUNT - index, stop_token_ids=ENDS), bytes(16)
+            )
+        )
         found[str(index)] = []
     while engine.has_work():
         outputs = engine.step()
         assert not outputs.failures, outputs.failures
         for request, token_id, _ in outputs.tokens():
             found[request.request_id].append(token_id)
+        counted += sum(finish.num_draft_tokens for finish in outputs.finishes)
     engine.audit()
+    assert counted == engine.counters().num_draft_tokens  # also if a step drafts behind the end of a request
     return found
 
 

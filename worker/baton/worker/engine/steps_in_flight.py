@@ -182,11 +182,7 @@ class StepsInFlight:
             self._rates.observe_tokens(int(np.count_nonzero(decoded)), int(decoded.sum()))
         self._counters.num_proposer_failures += result.num_proposer_failures
         if result.drafted is not None:
-            accepted = np.maximum(result.counts[: plan.num_decodes] - 1, 0)
-            self._counters.count_drafts(result.drafted, accepted)
-            for index in result.drafted.nonzero()[0].tolist():
-                scheduled.states[index].num_draft_tokens += int(result.drafted[index])
-                scheduled.states[index].num_accepted_tokens += int(accepted[index])
+            self._count_drafts(scheduled, result.drafted, np.maximum(result.counts[: plan.num_decodes] - 1, 0))
         if self._scheduler.batch.num_constrained:
             self._scheduler.batch.follow(plan.rows[result.counts > 0], False)
         self._update(scheduled, result, now)
@@ -194,6 +190,17 @@ class StepsInFlight:
     def unwatch(self) -> None:
         """Lifts the time limit of steps in flight: the engine does other work meanwhile."""
         self._step_status.begin(0.0)
+
+    def _count_drafts(self, scheduled: ScheduledStep, drafted: Int32, accepted: Int32) -> None:
+        """Counts the drafts of decodes, without those of requests that ended while the step was in flight."""
+        drafted, accepted = drafted.copy(), accepted.copy()
+        for index in drafted.nonzero()[0].tolist():
+            state = scheduled.states[index]
+            if state.phase is Phase.DONE:
+                drafted[index] = accepted[index] = 0
+            state.num_draft_tokens += int(drafted[index])
+            state.num_accepted_tokens += int(accepted[index])
+        self._counters.count_drafts(drafted, accepted)
 
     def _begin_next(self) -> None:
         self._step_status.begin(self._launched[0].limit if self._launched else 0.0)
