@@ -545,6 +545,7 @@ class WorkerCounters(google.protobuf.message.Message):
     KV_RESIDENCY_FIELD_NUMBER: builtins.int
     ADAPTERS_FIELD_NUMBER: builtins.int
     SPECULATION_FIELD_NUMBER: builtins.int
+    DISK_CACHE_FIELD_NUMBER: builtins.int
     num_steps: builtins.int
     num_prompt_tokens: builtins.int
     num_output_tokens: builtins.int
@@ -591,6 +592,10 @@ class WorkerCounters(google.protobuf.message.Message):
     def speculation(self) -> global___SpeculationCounters:
         """Unset unless the worker guesses tokens."""
 
+    @property
+    def disk_cache(self) -> global___DiskCacheCounters:
+        """Unset without a disk below host memory."""
+
     def __init__(
         self,
         *,
@@ -621,11 +626,66 @@ class WorkerCounters(google.protobuf.message.Message):
         kv_residency: global___KvResidency | None = ...,
         adapters: global___AdapterCounters | None = ...,
         speculation: global___SpeculationCounters | None = ...,
+        disk_cache: global___DiskCacheCounters | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "speculation", b"speculation", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "speculation", b"speculation", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "disk_cache", b"disk_cache", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "speculation", b"speculation", "step_costs", b"step_costs", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "constraints", b"constraints", "disk_cache", b"disk_cache", "host_cache", b"host_cache", "kv_residency", b"kv_residency", "num_aborted", b"num_aborted", "num_cached_tokens", b"num_cached_tokens", "num_checksum_errors", b"num_checksum_errors", "num_discarded_tokens", b"num_discarded_tokens", "num_evicted_blocks", b"num_evicted_blocks", "num_expired_leases", b"num_expired_leases", "num_failed", b"num_failed", "num_failed_steps", b"num_failed_steps", "num_failed_transfers", b"num_failed_transfers", "num_finished", b"num_finished", "num_local_fallbacks", b"num_local_fallbacks", "num_output_tokens", b"num_output_tokens", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_steps", b"num_steps", "num_transfer_bytes", b"num_transfer_bytes", "num_transferred_tokens", b"num_transferred_tokens", "num_transfers", b"num_transfers", "speculation", b"speculation", "step_costs", b"step_costs", "step_seconds", b"step_seconds", "step_tokens", b"step_tokens", "transfers", b"transfers"]) -> None: ...
 
 global___WorkerCounters = WorkerCounters
+
+@typing.final
+class DiskCacheCounters(google.protobuf.message.Message):
+    """KV blocks on disk below a worker's host memory: totals since its start, unless a field is marked as present."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUM_WRITTEN_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_WRITTEN_BYTES_FIELD_NUMBER: builtins.int
+    NUM_LOADED_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_LOADED_BYTES_FIELD_NUMBER: builtins.int
+    LOAD_SECONDS_FIELD_NUMBER: builtins.int
+    NUM_DROPPED_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_DAMAGED_FILES_FIELD_NUMBER: builtins.int
+    NUM_FOREIGN_FILES_FIELD_NUMBER: builtins.int
+    NUM_FAILED_FILES_FIELD_NUMBER: builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: builtins.int
+    NUM_BYTES_FIELD_NUMBER: builtins.int
+    num_written_blocks: builtins.int
+    """Written from host memory."""
+    num_written_bytes: builtins.int
+    num_loaded_blocks: builtins.int
+    """Read back to host memory, and the time that this took all readers together."""
+    num_loaded_bytes: builtins.int
+    load_seconds: builtins.float
+    num_dropped_blocks: builtins.int
+    """Not written: they left host memory before, or had no room."""
+    num_damaged_files: builtins.int
+    """Torn, or with another checksum, block or layout than their name says. They are removed, never used."""
+    num_foreign_files: builtins.int
+    """In the folder at the start, and not of blocks. They are left alone."""
+    num_failed_files: builtins.int
+    """That the system could not read or write."""
+    num_blocks: builtins.int
+    """Present: blocks that can be read, and the bytes of all files."""
+    num_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        num_written_blocks: builtins.int = ...,
+        num_written_bytes: builtins.int = ...,
+        num_loaded_blocks: builtins.int = ...,
+        num_loaded_bytes: builtins.int = ...,
+        load_seconds: builtins.float = ...,
+        num_dropped_blocks: builtins.int = ...,
+        num_damaged_files: builtins.int = ...,
+        num_foreign_files: builtins.int = ...,
+        num_failed_files: builtins.int = ...,
+        num_blocks: builtins.int = ...,
+        num_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["load_seconds", b"load_seconds", "num_blocks", b"num_blocks", "num_bytes", b"num_bytes", "num_damaged_files", b"num_damaged_files", "num_dropped_blocks", b"num_dropped_blocks", "num_failed_files", b"num_failed_files", "num_foreign_files", b"num_foreign_files", "num_loaded_blocks", b"num_loaded_blocks", "num_loaded_bytes", b"num_loaded_bytes", "num_written_blocks", b"num_written_blocks", "num_written_bytes", b"num_written_bytes"]) -> None: ...
+
+global___DiskCacheCounters = DiskCacheCounters
 
 @typing.final
 class SpeculationCounters(google.protobuf.message.Message):

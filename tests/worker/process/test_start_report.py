@@ -81,7 +81,9 @@ def test_a_batch_that_bounds_the_requests_is_named() -> None:
 
 
 def test_what_is_on_is_not_said_to_be_off() -> None:
-    config = replace(CONFIG, host_cache_gb=4.0, kvstore="127.0.0.1:1", verify_transfers=True)
+    config = replace(
+        CONFIG, host_cache_gb=4.0, disk_cache_dir="kv", disk_cache_gb=1.0, kvstore="127.0.0.1:1", verify_transfers=True
+    )
     one = report(config)
     assert [off.feature for off in one.off] == ["transport rdma"]
     assert "host cache of KV 3.7 GiB" in said(one)

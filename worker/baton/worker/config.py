@@ -303,6 +303,7 @@ class WorkerConfig(AdapterSettings):
                 f"host_cache_min_uses={self.host_cache_min_uses} needs host memory: set host_cache_gb too",
                 field="host_cache_min_uses",
             )
+        self._check_disk_cache()
         if self.host_cache_eviction_policy != "lru" and not self.host_cache_gb:
             raise InvalidRequest(
                 f"host_cache_eviction_policy={self.host_cache_eviction_policy} needs host memory: set host_cache_gb "
@@ -321,6 +322,19 @@ class WorkerConfig(AdapterSettings):
             if value or name == "listen":
                 split_address(value, name)
         split_addresses(self.kvstore, "kvstore")
+
+    def _check_disk_cache(self) -> None:
+        if bool(self.disk_cache_dir) != bool(self.disk_cache_gb):
+            raise InvalidRequest(
+                f"disk_cache_dir={self.disk_cache_dir!r} and disk_cache_gb={self.disk_cache_gb:g} go together: set "
+                "both, or neither",
+                field="disk_cache_dir",
+            )
+        if self.disk_cache_dir and not self.host_cache_gb:
+            raise InvalidRequest(
+                f"disk_cache_dir={self.disk_cache_dir!r} is below host memory: set host_cache_gb too",
+                field="disk_cache_dir",
+            )
 
     def num_host_blocks(self, bytes_per_block: int) -> int:
         """Blocks that host_cache_gb holds. Raises InvalidRequest where that is not one."""

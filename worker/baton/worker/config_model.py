@@ -220,6 +220,22 @@ class ModelSettings:
             "choices": ("lru", "arc"),
         },
     )
+    disk_cache_dir: str = field(
+        default="",
+        metadata={
+            "help": "A folder of this worker's own for KV blocks of host memory, which are found again after a restart "
+            "of the same model. Empty: none.",
+            "metavar": "FOLDER",
+        },
+    )
+    disk_cache_gb: float = field(
+        default=0.0,
+        metadata={
+            "help": "GB that the files in --disk-cache-dir take at most; 10^9 bytes each.",
+            "minimum": 0.0,
+            "maximum": 1048576.0,
+        },
+    )
     gpu_memory_utilization: float = field(
         default=0.9,
         metadata={

@@ -35,6 +35,7 @@ _WITHHELD: Mapping[str, frozenset[str]] = {
     "worker": frozenset(
         {"worker_id", "role", "listen", "advertise", "metrics_listen", "kvstore", "transfer_listen", "engine_process"}
         | {"tls_certificate", "tls_key", "tls_ca", "metrics_plain", "trace_steps", "tensor_parallel_size", "plugins"}
+        | {"disk_cache_dir"}
     ),
     "gateway": frozenset(
         {"router", "tls_certificate", "tls_key", "tls_ca", "grpc_tls_certificate", "grpc_tls_key"}

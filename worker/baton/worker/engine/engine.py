@@ -26,6 +26,7 @@ from baton.worker.executors.base import Executor
 from baton.worker.kv.block_origins import BlockOrigin
 from baton.worker.kv.block_pool import PoolAudit
 from baton.worker.kv.cache_events import RemovedEvent, StoredEvent
+from baton.worker.kv.disk_tier.tier import DiskTier
 from baton.worker.kv.partial_groups import spans_of
 from baton.worker.kv.residency import ResidencyTimes
 from baton.worker.link.step_status import StepStatus
@@ -57,6 +58,7 @@ class Engine:
         grammars: Grammars | None = None,
         step_status: StepStatus | None = None,  # receives each step's time limit; None: no watchdog
         adapters: AdapterPool[RequestState] | None = None,  # None: no request has an adapter
+        disk: DiskTier | None = None,  # below host memory, which the executor has then
     ) -> None:
         settings.validate()
         self.epoch = epoch  # of the cache; new after every reset_prefix_cache
@@ -86,6 +88,7 @@ class Engine:
             executor.max_masked_tokens,
             whole_prompts=not model.cached,
             kv_spec=executor.kv_spec if model.cached else None,
+            disk=None if host is None else disk,
         )
         self._copier = HostCopier(host, self._scheduler, self._counters, executor.kv_spec.page_bytes)
         self._requests = LiveRequests(self._scheduler, self._counters, clock, grammars)

@@ -1,9 +1,10 @@
-"""Runs the copies to and from host memory that the scheduler decided, on the executor."""
+"""Runs the copies to and from host memory, and below it, that the scheduler decided, on the executor."""
 
 from __future__ import annotations
 
 import logging
 
+from baton.worker.engine.disk_copies import DiskCopier
 from baton.worker.executors.base import DeviceLost, HostCopies, RestoreCopy
 from baton.worker.requests.outputs import EngineCounters
 from baton.worker.scheduling.scheduler import Scheduler
@@ -23,11 +24,16 @@ class HostCopier:
         self._scheduler = scheduler
         self._counters = counters
         self._bytes_per_block = bytes_per_block
+        self._disk = None if host is None else DiskCopier(host, scheduler)
 
     @property
     def busy(self) -> bool:
         """Whether a request waits for a copy."""
-        return self._host is not None and len(self._scheduler.restores) > 0
+        return self._host is not None and (len(self._scheduler.restores) > 0 or self._reads)
+
+    @property
+    def _reads(self) -> bool:
+        return self._disk is not None and self._disk.busy
 
     @property
     def restore_bytes_per_second(self) -> float:
@@ -40,7 +46,7 @@ class HostCopier:
 
         Call before each schedule. Raises DeviceLost.
         """
-        if self._host is None:
+        if self._host is None or self._disk is None:
             return
         if not len(self._scheduler.batch):
             self._host.hurry()
@@ -62,10 +68,11 @@ class HostCopier:
             self._scheduler.restores.cost.observe(num_blocks, seconds)
             counters.restore_seconds += seconds
         offloads.capacity = self._host.capacity()
+        self._disk.land()
 
     def start(self) -> None:
         """Starts the decided copies. Call between schedule and launch. Raises DeviceLost."""
-        if self._host is None:
+        if self._host is None or self._disk is None:
             return
         if offloads := self._scheduler.offloads.take(self._scheduler.pool.num_empty):
             try:
@@ -79,10 +86,13 @@ class HostCopier:
                     self._scheduler.offloads.failed(slot)
         for restore in self._scheduler.restores.take():
             self._start_restore(self._host, restore)
+        self._disk.start()
 
     def wait(self) -> None:
         """Waits a moment for copies, or until one has landed."""
-        if self._host is not None:
+        if self._disk is not None and self._reads and not len(self._scheduler.restores):
+            self._disk.wait(_WAIT_SECONDS)
+        elif self._host is not None:
             self._host.wait(_WAIT_SECONDS)
 
     def _start_restore(self, host: HostCopies, restore: RestoreCopy) -> None:

@@ -70,6 +70,9 @@ class HostCopies(Protocol):
         For restores while no other request runs. Does nothing if an executor launches one step at a time.
         """
 
+    def slot_bytes(self, slot: HostSlot) -> memoryview:
+        """Returns the memory of a slot itself, bytes [num_bytes]. Other threads may read and fill it."""
+
     def poll(self) -> LandedCopies:
         """Returns the copies that have landed since the last call."""
 

@@ -15,6 +15,7 @@ from baton.worker.executors.base import ServingExecutor
 from baton.worker.handover.handover import Handover
 from baton.worker.handover.listener import HandoverListener
 from baton.worker.kv.block_pool import PoolAudit
+from baton.worker.kv.disk_tier.tier import DiskTier
 from baton.worker.kv.event_log import Cache, EventLog
 from baton.worker.link.ends import EngineEnd
 from baton.worker.link.frames import Frame, Kind
@@ -27,7 +28,13 @@ from baton.worker.process.lifecycle_actions import EngineLifecycleActions
 from baton.worker.process.profiler import ProfilePlan, StepProfiler
 from baton.worker.process.sessions import Sessions
 from baton.worker.process.spans import SpanSender
-from baton.worker.process.state_reporter import StateReporter, host_cache_message, load_message, totals_message
+from baton.worker.process.state_reporter import (
+    StateReporter,
+    disk_cache_message,
+    host_cache_message,
+    load_message,
+    totals_message,
+)
 from baton.worker.process.step_trace import StepTrace
 from baton.worker.process.steps.step_costs import StepCosts
 from baton.worker.process.weight_updates import WeightUpdates
@@ -58,10 +65,12 @@ class EngineLoop(EngineListener, HandoverListener):
         costs: StepCosts | None = None,
         cache: Cache | None = None,  # whose changes are reported; None: the engine's
         adapters: AdapterDirectory | None = None,  # that requests may name; None: no request has one
+        disk: DiskTier | None = None,  # below host memory
     ) -> None:
         self._link = link
         self._costs = costs
         self._adapters = adapters
+        self._disk = disk
         self._engine = engine
         self._executor = executor
         self._handover = handover
@@ -169,6 +178,7 @@ class EngineLoop(EngineListener, HandoverListener):
             step_costs=None if self._costs is None else self._costs.message(),
             kv_residency=self._engine.residency_times().message(),
             speculation=totals.speculation_message() if self._executor.max_step_tokens > 1 else None,
+            disk_cache=None if self._disk is None else disk_cache_message(self._disk),
             adapters=None if self._adapters is None else self._adapters.counters(),
         )
 

@@ -42,6 +42,7 @@ from baton.worker.link.frames import EngineLink, Kind, LinkClosed
 from baton.worker.link.inbox import Inbox
 from baton.worker.link.liveness import answer_probes
 from baton.worker.link.step_status import StepStatus
+from baton.worker.process.disk_cache import open_disk_cache
 from baton.worker.process.kv_events.messages import EventForm
 from baton.worker.process.kv_events.published_cache import PublishedCache
 from baton.worker.process.kv_events.publisher import ZmqPublisher
@@ -133,6 +134,9 @@ def _serve(
         grammars = _make_grammars(config, executor, link.wake)
         cleanup.callback(grammars.close)
         adapters = _make_adapters(config, executor, link.wake, cleanup, plugins)
+        disk = open_disk_cache(config, executor)
+        if disk is not None:
+            cleanup.callback(disk.close)
         engine = Engine(
             stepped,
             _engine_settings(config),
@@ -140,6 +144,7 @@ def _serve(
             grammars=grammars,
             step_status=step_status,
             adapters=adapters.pool,
+            disk=disk,
         )
         settings = _handover_settings(config, executor)
         paths = _choose_paths(config, executor, settings, plugins)
@@ -163,6 +168,7 @@ def _serve(
             costs=costs,
             cache=cache,
             adapters=adapters.directory,
+            disk=disk,
         )
         if own_process:
             _report_start(config, executor, engine, paths)

@@ -127,6 +127,8 @@ def start_report(
 def _off(config: WorkerConfig, unused_transports: Mapping[str, str]) -> Iterator[Off]:
     if not config.host_cache_gb:
         yield Off("host cache of KV", "--host-cache-gb is 0")
+    elif not config.disk_cache_dir:
+        yield Off("disk cache of KV", "--disk-cache-dir is empty")
     if not config.kvstore:
         yield Off("KV events", "--kvstore is empty: routers cannot place by prefix")
     if not config.verify_transfers:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from baton.v1 import control_pb2, types_pb2, worker_pb2
 from baton.worker.core import ModelSpec, Pooler
 from baton.worker.engine.submit_pooled import TASKS
+from baton.worker.kv.disk_tier.tier import DiskTier
 from baton.worker.kv_spec import KvSpec
 from baton.worker.requests.outputs import EngineCounters, LoadSnapshot
 
@@ -92,6 +94,13 @@ def host_cache_message(totals: EngineCounters) -> control_pb2.HostCacheCounters:
         num_dropped_blocks=totals.num_dropped_blocks,
         offload_bytes=totals.offload_bytes.message(),
         restore_bytes=totals.restore_bytes.message(),
+    )
+
+
+def disk_cache_message(disk: DiskTier) -> control_pb2.DiskCacheCounters:
+    """Returns the contract's message of what is on disk below host memory."""
+    return control_pb2.DiskCacheCounters(
+        **dataclasses.asdict(disk.counters), num_blocks=len(disk.index), num_bytes=disk.index.num_bytes
     )
 
 

@@ -167,7 +167,7 @@ class Phase(enum.Enum):
     COMPILING = "waiting for its grammar"  # its constraint is being compiled; holds no blocks
     WAITING = "waiting"  # in the queue; holds no blocks
     PARKED = "parked"  # waits until another request has computed their common prefix; holds no blocks
-    RESTORING = "restoring"  # waits until its prefix is restored from host memory; holds no blocks
+    RESTORING = "restoring"  # waits until its prefix is restored from host memory, or read from disk; holds no blocks
     REMOTE = "remote"  # another worker prefills it; holds its cached prefix, and leases the rest once reserved
     READY = "ready"  # waits for a row after a remote prefill; holds all its blocks
     RUNNING = "running"  # has a row
@@ -187,6 +187,7 @@ class RequestState:
     phase: Phase = Phase.WAITING
     wants_remote: bool = False  # a remote prefill is still possible
     restored: bool = False  # its prefix was restored from host memory
+    loaded: bool = False  # blocks of its prefix were read from disk
     caching: bool = True  # its blocks may be stored and found
     num_cacheable_tokens: int = sys.maxsize  # from the front; blocks behind them are never found
     block_ids: list[BlockId] = field(default_factory=list)

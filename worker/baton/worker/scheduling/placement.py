@@ -11,17 +11,21 @@ from baton.worker.kv.holdings import Holdings
 from baton.worker.requests.outputs import PrefillWanted
 from baton.worker.requests.state import Phase, RequestState
 from baton.worker.scheduling.awaited_kv import AwaitedKv
+from baton.worker.scheduling.disk_blocks import DiskBlocks
 from baton.worker.scheduling.queues import RequestQueues
 
 
 class Placement:
     """Moves requests between the queues. Gives none a row."""
 
-    def __init__(self, holdings: Holdings, queues: RequestQueues, awaited_kv: AwaitedKv) -> None:
+    def __init__(
+        self, holdings: Holdings, queues: RequestQueues, awaited_kv: AwaitedKv, disk: DiskBlocks | None = None
+    ) -> None:
         self.prefill_wanted: list[PrefillWanted] = []
         self._holdings = holdings
         self._queues = queues
         self._awaited_kv = awaited_kv
+        self._disk = disk
 
     def place(self, state: RequestState) -> None:
         """Places a new or woken request: it begins a remote prefill, waits for a prefix, or is queued."""
@@ -29,6 +33,8 @@ class Placement:
         self._queues.compiling.discard(state)
         state.phase = Phase.WAITING
         self.want_snapshots(state)
+        if self._disk is not None and self._disk.wait_for(state):
+            return
         if state.wants_remote:
             hits = self._holdings.cached_prefix(state)
             if self.park(state, len(hits)) or self._awaited_kv.restore_first(state, hits):

@@ -49,7 +49,7 @@ class RestoreCost:
 
     def __init__(self, rates: Rates, min_tokens: int) -> None:
         self.seconds_per_block = 0.0  # 0: unknown
-        self._rates = rates
+        self.rates = rates
         self._min_tokens = min_tokens
 
     def observe(self, num_blocks: int, seconds: float) -> None:
@@ -60,11 +60,11 @@ class RestoreCost:
 
     def pays(self, num_tokens: int, num_blocks: int, num_ahead: int) -> bool:
         """Returns whether to restore `num_tokens`, after `num_ahead` other blocks, instead of computing them."""
-        rate = self._rates.prefill_tokens_per_second
+        rate = self.rates.prefill_tokens_per_second
         if self._min_tokens == 0 or not rate or not self.seconds_per_block:
             return num_tokens >= self._min_tokens
         # The request misses the step in progress, and the rest of its prompt takes a step as well.
-        seconds = (num_blocks + num_ahead) * self.seconds_per_block + 2 * self._rates.decode_step_seconds
+        seconds = (num_blocks + num_ahead) * self.seconds_per_block + 2 * self.rates.decode_step_seconds
         if seconds < num_tokens / rate:
             return True
         self.seconds_per_block *= _FORGETTING
@@ -146,9 +146,9 @@ class Restores:
         for restore in self._restores.values():
             restore.wanted = False
 
-    def audit(self) -> None:
-        """Raises DataLoss if restores and host memory are inconsistent."""
-        reading: Sequence[Sequence[HostSlot]] = [restore.slots for restore in self._restores.values()]
-        self._tier.audit(reading)
+    def audit(self, written: Sequence[Sequence[HostSlot]] = ()) -> None:
+        """Raises DataLoss if restores and host memory are inconsistent. `written`: slots that are written to disk."""
+        reading: list[Sequence[HostSlot]] = [restore.slots for restore in self._restores.values()]
+        self._tier.audit([*reading, *written])
         if self._num_blocks != sum(map(len, reading)):
             raise DataLoss(f"{self._num_blocks} blocks count as being restored, {sum(map(len, reading))} are")

@@ -12,6 +12,7 @@ import numpy as np
 from baton.rpc.errors import InvalidRequest, Unsupported
 from baton.worker.core import BlockId, Int32, TokenMasks
 from baton.worker.kv.block_origins import BlockOrigins
+from baton.worker.kv.disk_tier.tier import DiskTier, Ended
 from baton.worker.kv.holdings import Holdings
 from baton.worker.kv.partial_groups import PartialGroups
 from baton.worker.kv.residency import ResidencyMeter, ResidencyTimes
@@ -21,6 +22,7 @@ from baton.worker.requests.state import NO_ROW, GroupSpan, Phase, RequestState, 
 from baton.worker.scheduling.admission import Admissions
 from baton.worker.scheduling.awaited_kv import AwaitedKv
 from baton.worker.scheduling.background import Background
+from baton.worker.scheduling.disk_blocks import DiskBlocks
 from baton.worker.scheduling.growth import Growth
 from baton.worker.scheduling.partial_prefills import PartialPrefills
 from baton.worker.scheduling.placement import Placement
@@ -53,6 +55,7 @@ class Scheduler:
         *,
         whole_prompts: bool = False,  # nothing is cached: a step computes prompts from their first to their last token
         kv_spec: KvSpec | None = None,  # None: one full group
+        disk: DiskTier | None = None,  # below host memory
     ) -> None:
         num_ahead = _num_ahead(num_blocks, num_host_slots, settings.max_num_batched_tokens, block_size)
         sample = settings.residency_sample
@@ -77,6 +80,10 @@ class Scheduler:
         self.pool = holdings.pool
         cost = RestoreCost(rates or Rates(), settings.min_host_hit_tokens)
         self.restores = Restores(self.offloads.tier, cost, block_size)
+        self.disk: DiskBlocks | None = None
+        if disk is not None:
+            cost = RestoreCost(self.restores.cost.rates, settings.min_host_hit_tokens)
+            self.disk = DiskBlocks(disk, holdings, cost, clock)
         # A decode writes one state, of the block of its tokens.
         span = block_size if holdings.partial.has_states else 0
         queues = self.queues = RequestQueues(settings.max_num_requests, max_step_tokens, max_masked_tokens, span)
@@ -86,7 +93,7 @@ class Scheduler:
         self._shared_steps = SharedSteps(queues, settings.max_shared_prefill_tokens, clock)
         self._background = Background(queues, settings.max_background_prefill_tokens, settings.max_num_requests, clock)
         self._awaited_kv = AwaitedKv(holdings, queues, self.restores, settings, counters, clock)
-        self._placement = Placement(holdings, queues, self._awaited_kv)
+        self._placement = Placement(holdings, queues, self._awaited_kv, self.disk)
         self._preemption = Preemption(holdings, queues, self._placement, counters, settings.prefix_caching)
         self._growth = Growth(holdings, self.batch, self._preemption)
         self._prompts: Prompts
@@ -119,7 +126,8 @@ class Scheduler:
     @property
     def num_queued(self) -> int:
         """Requests without a row that need one."""
-        return self.queues.num_waiting + len(self.restores.states) + self._prefixes.num_parked
+        loading = 0 if self.disk is None else len(self.disk.states)
+        return self.queues.num_waiting + len(self.restores.states) + loading + self._prefixes.num_parked
 
     @property
     def last_step(self) -> int:
@@ -166,12 +174,13 @@ class Scheduler:
 
     def queued(self) -> list[RequestState]:
         """Returns the requests of num_queued."""
-        return [*self.queues.list_waiting(), *self.restores.states, *self._prefixes.parked]
+        loading = () if self.disk is None else self.disk.states
+        return [*self.queues.list_waiting(), *self.restores.states, *loading, *self._prefixes.parked]
 
     def check_integrity(self, states: list[RequestState]) -> None:
         """Raises DataLoss unless exactly these requests hold and lease the pool's blocks."""
         self._holdings.check_integrity(states, self.restores.holds)
-        self.restores.audit()
+        self.restores.audit(() if self.disk is None else self.disk.written_slots)
 
     # Adding and removing requests.
 
@@ -199,6 +208,8 @@ class Scheduler:
             self._prefixes.unpark(state)
         elif state.phase is Phase.RESTORING:
             self.restores.leave(state)
+            if self.disk is not None:
+                self.disk.leave(state)
         if state.row == NO_ROW:
             self.queues.dequeue(state)
         else:
@@ -336,6 +347,8 @@ class Scheduler:
         """Forgets every cached block. The blocks that these requests hold will never be found."""
         self.pool.reset()
         self.restores.reset()
+        if self.disk is not None:
+            self.disk.reset()
         for state in states:
             if state.block_ids or state.leased:
                 state.caching = False
@@ -360,6 +373,13 @@ class Scheduler:
         self.queues.stalled = False
         self._placement.wake(woken)
         return num_blocks
+
+    def disk_ended(self, ended: Ended) -> None:
+        """Ends the write or the read of a block on disk, and places the waiting requests."""
+        assert self.disk is not None
+        woken = self.disk.ended(ended)
+        self.queues.stalled = False
+        self._placement.wake(woken)
 
     def _finalize(self, draft: Draft) -> ScheduledStep | None:
         if self._holdings.partial.has_states:

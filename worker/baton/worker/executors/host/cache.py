@@ -44,6 +44,9 @@ class HostMemory:
             self._blocks[:, block_id] = self._slots[slot]
         self._landed.restores.append((restore.restore_id, time.perf_counter() - started))
 
+    def slot_bytes(self, slot: HostSlot) -> memoryview:
+        return memoryview(self._slots[slot].reshape(-1))
+
     def hurry(self) -> None:
         """Does nothing."""
 

@@ -79,6 +79,9 @@ class SimHost:
         if not restore.fenced:
             self._blocks()[:, [block_id for _, block_id in restore.copies]] = _NONSENSE
 
+    def slot_bytes(self, slot: HostSlot) -> memoryview:
+        return memoryview(self._words[slot].reshape(-1).view(np.uint8))
+
     def hurry(self) -> None:
         """Does nothing."""
 

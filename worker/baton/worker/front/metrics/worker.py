@@ -53,6 +53,22 @@ _HOST_CACHE = (
     ("restore_seconds", "baton_worker_host_cache_restore_seconds", "Time while KV was copied from host memory."),
     ("num_dropped_blocks", "baton_worker_host_cache_dropped_blocks", "Blocks evicted without a copy in host memory."),
 )
+# DiskCacheCounters field, metric, help; of --disk-cache-dir
+_DISK_CACHE = (
+    ("num_written_blocks", "baton_worker_disk_cache_written_blocks", "KV blocks written from host memory to disk."),
+    ("num_written_bytes", "baton_worker_disk_cache_written_bytes", "KV bytes written from host memory to disk."),
+    ("num_loaded_blocks", "baton_worker_disk_cache_loaded_blocks", "KV blocks read from disk to host memory."),
+    ("num_loaded_bytes", "baton_worker_disk_cache_loaded_bytes", "KV bytes read from disk to host memory."),
+    ("load_seconds", "baton_worker_disk_cache_load_seconds", "Time of reads of KV from disk, all readers together."),
+    ("num_dropped_blocks", "baton_worker_disk_cache_dropped_blocks", "Blocks of host memory that were not written."),
+    ("num_damaged_files", "baton_worker_disk_cache_damaged_files", "Torn or wrong files of KV, which were not used."),
+    ("num_foreign_files", "baton_worker_disk_cache_foreign_files", "Files in the folder that hold no KV block."),
+    ("num_failed_files", "baton_worker_disk_cache_failed_files", "Files that could not be read or written."),
+)
+_DISK_CACHE_GAUGES = (
+    ("num_blocks", "baton_worker_disk_cache_blocks", "KV blocks on disk."),
+    ("num_bytes", "baton_worker_disk_cache_bytes", "Bytes of the KV blocks on disk."),
+)
 # HostCacheCounters field, metric, help
 _HOST_CACHE_SIZES = (
     ("offload_bytes", "baton_worker_host_cache_offload_bytes", "KV bytes of one copy to host memory."),
@@ -210,6 +226,14 @@ def metrics_of(stats: control_pb2.GetStatsResponse, model_name: str) -> Iterator
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.host_cache, field))
         yield counter
+    for field, name, text in _DISK_CACHE:
+        counter = CounterMetricFamily(name, text, labels=_LABELS)
+        counter.add_metric((model_name,), getattr(stats.counters.disk_cache, field))
+        yield counter
+    for field, name, text in _DISK_CACHE_GAUGES:
+        gauge = GaugeMetricFamily(name, text, labels=_LABELS)
+        gauge.add_metric((model_name,), getattr(stats.counters.disk_cache, field))
+        yield gauge
     for field, name, text in _SPECULATION:
         counter = CounterMetricFamily(name, text, labels=_LABELS)
         counter.add_metric((model_name,), getattr(stats.counters.speculation, field))

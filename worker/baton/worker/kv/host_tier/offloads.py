@@ -104,6 +104,20 @@ class Offloads:
         begun, self._begun = self._begun, []
         return begun
 
+    def load(self, block_hash: BlockHash, num_slots: int) -> tuple[HostSlot, ...] | None:
+        """Returns slots for a block that neither the device nor host memory has. None: too many are in use."""
+        begun = self.tier.begin(block_hash, num_slots)
+        if begun is None:
+            return None
+        for evicted in begun.evicted:
+            self._lose(evicted)
+        return begun.slots
+
+    def load_failed(self, slots: Sequence[HostSlot]) -> None:
+        """Records that such slots were not filled."""
+        for slot in slots:
+            self._lose(self.tier.fail(slot))
+
     def landed(self, slot: HostSlot) -> bool:
         """Records that the copy into the slot is complete: a state's is when all its are. False: it was void."""
         self._end_copy(slot)

@@ -13,7 +13,7 @@ A state of a recurrent layer takes several slots, one for each of its blocks. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -42,9 +42,10 @@ class HostTier:
         self._filling: dict[BlockHash, tuple[HostSlot, ...]] = {}
         self._hash_of: dict[HostSlot, BlockHash] = {}  # of the slots of these that no copy has filled yet
         self._void: set[HostSlot] = set()
-        self._pins: dict[HostSlot, int] = {}  # number of restores that read the slot
+        self._pins: dict[HostSlot, int] = {}  # number of restores and writes to disk that read the slot
         self._num_used = 0  # slots from this one on were never used
         self._empty: list[HostSlot] = []  # slots before it that are empty
+        self.on_kept: Callable[[BlockHash], None] | None = None  # called with each block that becomes findable
         self._events = events_of(Tier.HOST, num_groups)
 
     def __contains__(self, block_hash: BlockHash) -> bool:
@@ -91,6 +92,8 @@ class HostTier:
         if self._hash_of.keys().isdisjoint(slots):
             self._kept[block_hash] = self._filling.pop(block_hash)
             self._policy.add(block_hash, len(slots))
+            if self.on_kept is not None:
+                self.on_kept(block_hash)
             self._events.stored(block_hash)
         return True
 
@@ -125,12 +128,12 @@ class HostTier:
             self._policy.touch(block_hash)
 
     def pin(self, slots: Sequence[HostSlot]) -> None:
-        """Records that a restore reads slots that lookup found."""
+        """Records that a restore, or a write to disk, reads slots that lookup found."""
         for slot in slots:
             self._pins[slot] = self._pins.get(slot, 0) + 1
 
     def unpin(self, slots: Sequence[HostSlot]) -> None:
-        """Records that the restore has ended."""
+        """Records that this has ended."""
         for slot in slots:
             self._pins[slot] -= 1
             if self._pins[slot] == 0:

@@ -111,6 +111,9 @@ class HostCache:
             raise_if_lost(error, self._wait_for_device)  # waits, so that no part continues
             raise
 
+    def slot_bytes(self, slot: HostSlot) -> memoryview:
+        return self._slots[slot].numpy().data
+
     def hurry(self) -> None:
         """Also delays other writers of the pool, because the blocks of a hurried copy may be freed before it lands."""
         if not self._arriving:
