@@ -19,15 +19,29 @@ def read_states(states: States, num_heads: int) -> Tensor:
 
 def write_states(states: States, final: Tensor) -> None:
     """Writes the final states [num_seqs, num_heads, rows, columns] that are kept."""
-    pool, ids = states.pool, states.write.flatten()
+    ids = states.write.flatten()
+    pieces = _pieces(states.pool, final)
+    kept = (ids >= 0).nonzero().flatten()
+    _put(states.pool, ids[kept], pieces[kept])
+
+
+def put_states(pool: Tensor, ids: Tensor, final: Tensor) -> None:
+    """Writes states [num_seqs, num_heads, rows, columns], of which all are kept, to the pieces `ids`."""
+    _put(pool, ids, _pieces(pool, final))
+
+
+def _pieces(pool: Tensor, final: Tensor) -> Tensor:
     num_seqs, num_heads, rows, columns = final.shape
     width = pool.shape[2]
     split = final.view(num_seqs, num_heads, rows, columns // width, width).transpose(2, 3)
-    pieces = split.reshape(-1, rows, width).to(pool.dtype)
-    kept = (ids >= 0).nonzero().flatten()
+    return split.reshape(-1, rows, width).to(pool.dtype)
+
+
+def _put(pool: Tensor, ids: Tensor, pieces: Tensor) -> None:
+    _, rows, width = pool.shape
     if pool.stride(0) >= rows * width:
-        pool[ids[kept].long()] = pieces[kept]
+        pool[ids.long()] = pieces
     else:  # PyTorch refuses indexed writes to overlapping pieces
         flat = pool.as_strided(((pool.shape[0] - 1) * pool.stride(0) + rows * width,), (1,))
         values = torch.arange(rows * width, device=pool.device)
-        flat[ids[kept].long()[:, None] * pool.stride(0) + values] = pieces[kept].flatten(1)
+        flat[ids.long()[:, None] * pool.stride(0) + values] = pieces.flatten(1)

@@ -12,7 +12,7 @@ from baton.rpc.errors import DataLoss, ServiceError
 from baton.worker.core import StepPlan, StepResult
 from baton.worker.executors.host.state_tables import StateTables
 from baton.worker.kv_spec import KvSpec
-from baton.worker.layers.cpu.states import StatePlaces
+from baton.worker.layers.state_places import StatePlaces
 
 
 def damaged_rows(

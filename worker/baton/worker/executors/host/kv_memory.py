@@ -18,7 +18,7 @@ from torch import Tensor
 from baton.rpc.errors import DataLoss, InvalidRequest, Unsupported
 from baton.worker.core import BlockId
 from baton.worker.kv_spec import KvGroup, KvKind, KvSpec
-from baton.worker.layers.cpu.states import StatePlaces
+from baton.worker.layers.state_places import StatePlaces
 
 
 class KvMemory:
@@ -46,7 +46,7 @@ class KvMemory:
         if not found:
             return {}
         pages = self.values.flatten(2).view(torch.float32)
-        return {index: StatePlaces(pages, self._spec.placed_state(group)) for index, group in found.items()}
+        return {index: StatePlaces(lambda: pages, self._spec.placed_state(group)) for index, group in found.items()}
 
     @property
     def values(self) -> Tensor:

@@ -15,7 +15,6 @@ from baton.worker.layers.cpu.kernels import CpuKernels, InvariantKernels
 from baton.worker.layers.cpu.kv import PagedKv
 from baton.worker.layers.cpu.latent_attention import CpuLatentAttention
 from baton.worker.layers.cpu.recurrence import CpuRecurrence
-from baton.worker.layers.cpu.states import StatePlaces
 from baton.worker.layers.cpu.step import StepInputs, WholeInputs
 from baton.worker.layers.cpu.whole_attention import CpuWholeAttention
 from baton.worker.layers.device import StateTensors
@@ -23,6 +22,7 @@ from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope import query_scales
 from baton.worker.layers.rope_config import RopeConfig
 from baton.worker.layers.spec import AttentionSpec
+from baton.worker.layers.state_places import StatePlaces
 from baton.worker.layers.state_spec import StateSpec
 from baton.worker.layers.table import Table, take
 from baton.worker.quantization.base import LinearOps, QuantMethod

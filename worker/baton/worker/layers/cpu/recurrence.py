@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from baton.kernels.table import Case
-from baton.worker.layers.cpu.states import DeferredStates, StatePlaces, StateRun
+from baton.worker.layers.cpu.states import DeferredStates, StateRun
 from baton.worker.layers.cpu.step import StepInputs
 from baton.worker.layers.device import StateTensors
 from baton.worker.layers.mixers import make_mixer
+from baton.worker.layers.state_places import StatePlaces
 from baton.worker.layers.state_spec import StateSpec
 
 
@@ -51,9 +52,10 @@ class CpuRecurrence:
         if run.deferred is not None:
             run.deferred.append(DeferredStates(partial(self._write, projected, run)))
             run = replace(run, write=torch.full_like(run.write, -1))
-        states = self._places.states(self._layer, run)
+        states = self._places.states(self._layer, run.read, run.write)
         return self._mixer(projected, states, run.cu_seqlens, by_token=run.decodes or self._by_token)
 
     def _write(self, projected: Tensor, run: StateRun, keep: Tensor) -> None:
         """Writes the states after the first keep [num_seqs] int32 tokens of each sequence, which are computed again."""
-        self._mixer(projected, self._places.states(self._layer, run), run.cu_seqlens, by_token=True, keep=keep)
+        states = self._places.states(self._layer, run.read, run.write)
+        self._mixer(projected, states, run.cu_seqlens, by_token=True, keep=keep)
