@@ -38,6 +38,12 @@ def with_start_scales(loaded: LoadedModel, config: WorkerConfig) -> LoadedModel:
             "not rounded; it must be auto",
             field="kv_cache_dtype",
         )
+    if config.calculate_kv_scales and loaded.config.state_layers:
+        raise InvalidRequest(
+            f"calculate_kv_scales=true: {loaded.config.architecture} has layers with states, which have no keys and "
+            "values to measure; leave it out",
+            field="calculate_kv_scales",
+        )
     if config.calculate_kv_scales:
         return replace(loaded, kv_scales=torch.ones_like(loaded.kv_scales))
     check_kv_scales(loaded.kv_scales)

@@ -43,14 +43,13 @@ def _with_states(config: ModelConfig, spec: KvSpec) -> KvSpec:
     kinds = {config.layers[layer].attention for layer in config.state_layers}
     if len(kinds) > 1 or any(config.windows):
         raise Unsupported(f"{config.architecture}: layers with states of two kinds, or beside windows", field="model")
-    if spec.groups[0].dtype == "float8_e4m3":
-        raise Unsupported(
-            f"{config.architecture} has layers with states, whose KV is not kept in 8 bits yet", field="kv_cache_dtype"
-        )
     state = kinds.pop()
     assert not isinstance(state, AttentionSpec | LatentSpec), "state_layers have states"
     own = KvGroup(KvKind.STATE, config.state_layers, "float32", 1, state.state_values, matrices=state.matrices)
-    full = replace(spec.groups[0], layers=tuple(sorted({*spec.groups[0].layers} - {*config.state_layers})))
+    (whole,) = spec.groups
+    layers = tuple(sorted({*whole.layers} - {*config.state_layers}))
+    scales = tuple(scale for layer in layers for scale in whole.kv_scales[2 * layer : 2 * layer + 2])
+    full = replace(whole, layers=layers, kv_scales=scales)
     return replace(spec, groups=(full, own))
 
 

@@ -50,6 +50,12 @@ def check_supported(config: WorkerConfig, model: ModelConfig, compute: torch.dty
             "the batch; leave it out",
             field="batch_invariant",
         )
+    if model.state_layers and config.kv_cache_dtype != "auto":
+        raise InvalidRequest(
+            f"kv_cache_dtype={config.kv_cache_dtype}: under executor=cuda {model.architecture}, which has layers with "
+            "states, keeps no KV in 8 bits yet; it must be auto",
+            field="kv_cache_dtype",
+        )
     if config.kv_cache_dtype == "fp8_e4m3":
         _check_fp8(compute, device)
 
