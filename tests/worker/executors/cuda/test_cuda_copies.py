@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from typing import cast
 
 import pytest
 import torch
 
+from baton.rpc.errors import Unsupported
+from baton.worker.core import BlockId
+from baton.worker.executors.base import Executor
 from baton.worker.executors.cuda.kv import copies as kv_copies
 from baton.worker.executors.cuda.kv.copies import KvCopies
+from baton.worker.layers.state_places import StatePlaces
+from baton.worker.state_pieces import StateMatrix, place_state
+from baton.worker.transfer.kinds.registry import OWN_KINDS
 
 
 class Copier:
@@ -50,3 +57,27 @@ def test_groups_share_the_layers_of_the_pool():
     assert [kv.places(range(layer, layer + 1)).start for layer in range(5)] == [0, 0, 1, 0, 1]
     assert kv.places(range(3, 5)) == range(2)
     assert KvCopies(lambda: torch.zeros(5, 3)).places(range(3, 5)) == range(3, 5)
+
+
+def test_rdma_refuses_states_of_gpus_by_name() -> None:
+    pool = torch.zeros(1, 4, 64)
+    places = StatePlaces(lambda: pool, place_state([StateMatrix(1, 4, 8)], 1, 64))
+    with pytest.raises(Unsupported, match="rdma moves no states of GPUs yet; ipc, nccl and tcp do"):
+        OWN_KINDS["rdma"].make(cast(Executor, None), 1 << 16, KvCopies(lambda: pool, (), {range(1): places}))
+
+
+def test_states_are_copied_in_the_order_of_their_matrices() -> None:
+    """Between pages that hold the pieces in two ways, as a sender and a receiver with blocks of two sizes have them."""
+    matrix, made = StateMatrix(2, 4, 8), []
+    for part_values in (32, 64):
+        pool = torch.randn(1, 6, part_values, generator=torch.Generator().manual_seed(part_values))
+        places = StatePlaces(lambda pool=pool: pool, place_state([matrix], 1, part_values))
+        made.append(KvCopies(lambda pool=pool: pool, (range(1), range(1, 2)), {range(1, 2): places}))
+    source, target = made
+    assert source.holds_states(1)
+    assert not source.holds_states(0)
+    moved = source.read_states(range(1, 2), [BlockId(5), BlockId(2)])
+    assert not bool(target.write_states(range(1, 2), [BlockId(3)], moved))
+    assert torch.equal(target.read_states(range(1, 2), [BlockId(3)]), moved)
+    moved.view(torch.float32)[7] = torch.nan
+    assert bool(target.write_states(range(1, 2), [BlockId(3)], moved))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from baton.plugins.kinds import WORKER as WORKER_PLUGINS
 from baton.plugins.plugins import Plugins
 from baton.rpc.address import split_address
-from baton.rpc.errors import InternalError, ServiceError, Unsupported, status_of
+from baton.rpc.errors import InternalError, ServiceError, status_of
 from baton.rpc.identity.identity import WORKER
 from baton.rpc.tls.credentials import Tls
 from baton.v1 import types_pb2, worker_pb2
@@ -274,15 +274,6 @@ def _handover_settings(config: WorkerConfig, executor: Executor) -> HandoverSett
 
 
 def _choose_paths(config: WorkerConfig, executor: Executor, settings: HandoverSettings, plugins: Plugins) -> Paths:
-    has_states = len(executor.kv_spec.token_groups) < len(executor.kv_spec.groups)
-    if has_states and executor.kv is not None:
-        if config.role != "both":
-            raise Unsupported(
-                f"role={config.role}: the model has layers with states, which are handed over between executors of "
-                "kind cpu only; it must be both",
-                field="role",
-            )
-        return Paths({}, {"hand-over": "the model has layers with states, which are not handed over from devices yet"})
     slot_bytes = max(settings.piece_bytes, executor.kv_spec.largest_layer_bytes)
     encrypted = config.tls is not None and not config.kv_plain
     return choose_paths(config.transports, executor, slot_bytes, executor.kv, encrypted, plugins)

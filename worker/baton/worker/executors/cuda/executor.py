@@ -38,7 +38,7 @@ from baton.worker.executors.cuda.kv.host_pieces import HostPieces
 from baton.worker.executors.cuda.proposers import Guesser, check_method, load_guesser, make_proposer
 from baton.worker.executors.cuda.residency import Residency
 from baton.worker.executors.cuda.sampling.generate_head import GenerateHead
-from baton.worker.executors.cuda.startup.attention import device_of, make_paged, make_states
+from baton.worker.executors.cuda.startup.attention import device_of, make_paged, make_states, state_places
 from baton.worker.executors.cuda.startup.facts import device_facts
 from baton.worker.executors.cuda.startup.kv_scales import compute_scales
 from baton.worker.executors.cuda.startup.memory import (
@@ -111,9 +111,9 @@ class CudaExecutor(DeviceExecutor):
         self._graphs: DecodeGraphs | None = None
         self.verified: VerifiedSteps | None = None  # from the end of the start on, with speculation
         self._started = False  # the steps of a start read and write no states
-        self.kv = KvCopies(lambda: self._paged.cache, self.kv_spec.spans)
         with torch.inference_mode():
             self._make_batch(loaded, dtype, max_model_len)
+            self.kv = KvCopies(lambda: self._paged.cache, self.kv_spec.spans, state_places(self.kv_spec, self._paged))
             if config.calculate_kv_scales:
                 self._compute_scales(loaded)
                 phases.end("KV scales")

@@ -24,9 +24,19 @@ _NUM_PROGRAMS = 96  # of a copy within the device; leaves multiprocessors for co
 _TAKE_SECONDS = 5.0  # for a piece whose copy has started
 
 
-def converted(kv: KvCopies, piece: Piece, conversion: KvConversion) -> Tensor:
-    """Queues a gather in the receiver's layout on the current stream. Returns [num_bytes] uint8."""
+def is_copied(kv: KvCopies, piece: Piece, conversion: KvConversion | None) -> bool:
+    """Returns whether `converted` makes the piece's bytes: the gather kernel has no states, and converts nothing."""
+    return conversion is not None or kv.holds_states(piece.layer)
+
+
+def converted(kv: KvCopies, piece: Piece, conversion: KvConversion | None) -> Tensor:
+    """Queues a gather in the receiver's layout on the current stream. Returns [num_bytes] uint8.
+
+    States have the order of their matrices, not of their pages: any two layouts agree on it.
+    """
     layers = range(piece.layer, piece.layer + piece.num_layers)
+    if conversion is None or kv.holds_states(piece.layer):
+        return kv.read_states(layers, piece.block_ids)
     memory = torch.empty(kv.num_bytes(piece.num_layers, len(piece.block_ids)), dtype=torch.uint8, device=kv.device)
     values = conversion.on_device(kv.gather(layers, piece.block_ids, memory), piece)
     return values.contiguous().view(-1).view(torch.uint8)
@@ -64,7 +74,7 @@ class StagedPieces:
         Returns the address and the number of its bytes, valid on `moving`. Raises InvalidRequest.
         """
         start = slot * self._slot_bytes
-        if conversion is None:
+        if not is_copied(self._kv, piece, conversion):
             address = self.address + start
             layers = range(piece.layer, piece.layer + piece.num_layers)
             num_bytes = self._lane.gather(slot, layers, piece.block_ids, address, self._raw_stream, _NUM_PROGRAMS)
@@ -79,23 +89,33 @@ class StagedPieces:
 
 
 class _Written:
-    """A write that follows the arrival of a peer's bytes. Ends when they have arrived, or by `abort`."""
+    """A write that follows the arrival of a peer's bytes. Ends when they have arrived, or by `abort`.
 
-    def __init__(self, slots: DeviceSlots, pending: CudaCopy) -> None:
+    `damaged`: in pinned memory, whether states hold NaN, once the write has ended.
+    """
+
+    def __init__(self, slots: DeviceSlots, pending: CudaCopy, layers: range, damaged: Tensor | None = None) -> None:
         self._slots = slots
         self._pending = pending
+        self._layers = layers
+        self._damaged = damaged
 
     def done(self) -> bool:
-        """Returns whether the write has ended. Raises DataLoss if the wait for the bytes was aborted."""
+        """Returns whether the write has ended. Raises DataLoss if the wait for the bytes was aborted, or for NaN in a
+        state."""
         return self._checked(self._pending.done())
 
     def wait(self, seconds: float) -> bool:
-        """Waits at most `seconds` and returns `done`. Raises DataLoss if the wait for the bytes was aborted."""
+        """Waits at most `seconds` and returns `done`."""
         return self._checked(self._pending.wait(seconds))
 
     def _checked(self, done: bool) -> bool:
         if done and self._slots.aborted:
             raise DataLoss("the connection was cut before a piece arrived")
+        if done and self._damaged is not None and bool(self._damaged):
+            raise DataLoss(
+                f"a state of KV layers {self._layers.start} to {self._layers.stop - 1} from another worker holds NaN"
+            )
         return done
 
 
@@ -145,9 +165,19 @@ class DeviceSlots:
         if heads is not None:
             raise InvalidRequest(f"a piece covers KV heads {heads} (first, number); it must cover all", field="heads")
         self._come_after(slot)
+        if self._kv.holds_states(layers.start):
+            return self._write_states(slot, layers, block_ids)
         self._kv.order(self._stream)
         self._lane.scatter(slot, layers, block_ids, self._address_of(slot, 0), self._raw_stream, _NUM_PROGRAMS)
-        return _Written(self, CudaCopy(self._stream, event=self._events[slot]))
+        return _Written(self, CudaCopy(self._stream, event=self._events[slot]), layers)
+
+    def _write_states(self, slot: int, layers: range, pages: Sequence[BlockId]) -> SlotCopy:
+        damaged = torch.empty((), dtype=torch.bool, pin_memory=True)
+        start, num_bytes = slot * self._slot_bytes, self._kv.num_state_bytes(layers, pages)
+        with torch.cuda.stream(self._stream):
+            found = self._kv.write_states(layers, pages, self._memory[start : start + num_bytes])
+            damaged.copy_(found, non_blocking=True)
+        return _Written(self, CudaCopy(self._stream, event=self._events[slot]), layers, damaged)
 
     def _address_of(self, slot: int, num_bytes: int) -> int:
         """Returns the address of a slot. Raises InvalidRequest if it is too small."""

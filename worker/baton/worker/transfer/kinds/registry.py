@@ -44,6 +44,8 @@ def _make_rdma(executor: Executor, slot_bytes: int, kv: KvCopies | None) -> Bulk
         from baton.worker.transfer.kinds.rdma.host_staging import HostStaging
 
         return RdmaPath(HostStaging(executor), slot_bytes)
+    if kv.has_states:
+        raise Unsupported("rdma moves no states of GPUs yet; ipc, nccl and tcp do")
     from baton.worker.transfer.kinds.rdma.cuda_staging import CudaStaging
 
     return RdmaPath(CudaStaging(kv), slot_bytes)

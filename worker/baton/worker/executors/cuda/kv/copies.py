@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -11,17 +12,27 @@ from torch import Tensor
 from baton.kernels.kv.blocks import ALL_PROGRAMS, BlockCopier, gather_blocks, scatter_blocks
 from baton.rpc.errors import InvalidRequest
 from baton.worker.core import BlockId
+from baton.worker.layers.state_places import StatePlaces
+
+_NO_STATES: Mapping[range, StatePlaces] = MappingProxyType({})
 
 
 class KvCopies:
     """Gathers and scatters blocks on the caller's current stream. Thread-safe.
 
     `pool` returns [num_layers, num_blocks, 2, num_kv_heads, block_size, head_dim]. Groups of layers share it: `spans`
-    are the KV layers of each, the first of which is layer 0 of the pool. Empty: there is one group.
+    are the KV layers of each, the first of which is layer 0 of the pool. Empty: there is one group. `states`: the KV
+    layers of groups of states, whose values lie in blocks of the pool, their pages.
     """
 
-    def __init__(self, pool: Callable[[], Tensor], spans: Sequence[range] = ()) -> None:
+    def __init__(
+        self,
+        pool: Callable[[], Tensor],
+        spans: Sequence[range] = (),
+        states: Mapping[range, StatePlaces] = _NO_STATES,
+    ) -> None:
         self._pool = pool
+        self._states = states
         self._spans = spans
         self._copier: BlockCopier | None = None  # of the current pool's address
         self.after: torch.cuda.Event | None = None  # writes to the pool must follow it
@@ -43,6 +54,47 @@ class KvCopies:
         Returns them as [num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim], in the same memory.
         """
         return self._gather(self.places(layers), block_ids, out)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some KV layers have states."""
+        return bool(self._states)
+
+    def holds_states(self, layer: int) -> bool:
+        """Returns whether a KV layer has states: their pieces are copied by `read_states` and `write_states`."""
+        return any(layer in span for span in self._states)
+
+    def num_state_bytes(self, layers: range, pages: Sequence[BlockId]) -> int:
+        """Returns the bytes of some layers of the states in these pages."""
+        _, places, each = self._states_at(layers, pages)
+        return len(each) * len(layers) * places.num_bytes
+
+    @torch.inference_mode()
+    def read_states(self, layers: range, pages: Sequence[BlockId]) -> Tensor:
+        """Queues the copy of some layers of the states in these pages, which are of a group of states.
+
+        Returns uint8 [num_bytes], in the order of a piece: states, layers, and the values of each matrix.
+        """
+        span, places, each = self._states_at(layers, pages)
+        found = [places.load(layer - span.start, each) for layer in layers]
+        return torch.stack(found, 1).view(torch.uint8).flatten()
+
+    @torch.inference_mode()
+    def write_states(self, layers: range, pages: Sequence[BlockId], values: Tensor) -> Tensor:
+        """Queues the copy of what `read_states` returns into these pages. Returns whether it holds NaN, a bool on the
+        device."""
+        span, places, each = self._states_at(layers, pages)
+        if self.after is not None:
+            self.order(torch.cuda.current_stream())
+        given = values.view(torch.float32).view(len(each), len(layers), -1)
+        for index, layer in enumerate(layers):
+            places.store(layer - span.start, each, given[:, index])
+        return given.isnan().any()
+
+    def _states_at(self, layers: range, pages: Sequence[BlockId]) -> tuple[range, StatePlaces, Tensor]:
+        """Returns the group's layers, its places, and the pages of each state."""
+        span, places = next((span, places) for span, places in self._states.items() if layers.start in span)
+        return span, places, torch.tensor(pages).view(-1, places.num_pages)
 
     @torch.inference_mode()
     def gather_pages(self, block_ids: Sequence[BlockId], out: Tensor) -> Tensor:

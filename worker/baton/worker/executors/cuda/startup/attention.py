@@ -18,6 +18,7 @@ from baton.worker.layers.cuda.paged import PagedCache
 from baton.worker.layers.cuda.recurrence import PagedStates
 from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.rope_config import RopeConfig
+from baton.worker.layers.state_places import StatePlaces
 from baton.worker.models.config import ModelConfig
 
 
@@ -59,6 +60,15 @@ def device_of(
     assert isinstance(paged, PagedAttention), "there are two kinds"
     of_groups = {each.group: each.paged for each in states}
     return CudaDevice(paged, cos_sin, of_groups, batch_invariant=config.invariant)
+
+
+def state_places(spec: KvSpec, paged: PagedCache) -> dict[range, StatePlaces]:
+    """Returns where the states of each group lie in the cache's pages, by their KV layers."""
+    return {
+        span: StatePlaces(lambda: paged.cache.flatten(2).view(torch.float32), spec.placed_state(group))
+        for span, group in zip(spec.spans, spec.groups, strict=True)
+        if group.kind is KvKind.STATE
+    }
 
 
 def make_states(spec: KvSpec, paged: PagedCache, num_rows: int) -> list[DeviceStates]:

@@ -16,7 +16,7 @@ from baton.worker.executors.cuda.kv.copies import KvCopies
 from baton.worker.transfer.base import KvConversion, Piece
 from baton.worker.transfer.bulk import Announce, Slots, no_announcement
 from baton.worker.transfer.kinds.cuda_memory import HANDLE_BYTES, CudaCopy, DeviceMemory, PeerMemory, make_events
-from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, converted
+from baton.worker.transfer.kinds.cuda_slots import DeviceSlots, converted, is_copied
 from baton.worker.transfer.kinds.ipc.counters import Counters, counter_bytes
 from baton.worker.transfer.kinds.ipc.regions import Regions
 
@@ -102,7 +102,7 @@ class IpcReceiver(DeviceSlots):
 
 
 class IpcSender:
-    """A BulkSender. Gathers into staging memory only if a piece is converted."""
+    """A BulkSender. Gathers into staging memory only if a piece is_copied."""
 
     announces_first = True
 
@@ -121,7 +121,7 @@ class IpcSender:
     ) -> CudaCopy:
         """Queues one gather into the peer's slot, then the increment of its counter."""
         offset = slot * self._slot_bytes
-        if conversion is None:
+        if not is_copied(self._kv, piece, conversion):
             layers = range(piece.layer, piece.layer + piece.num_layers)
             to = self._peer.address + offset
             self._lane.gather(slot, layers, piece.block_ids, to, self._raw_stream, _NUM_PROGRAMS)
