@@ -156,6 +156,7 @@ MODELS = {
     "Nemotron-H": Model(
         "nemotron_h", "{{ '<SPECIAL_11>User\\n' + message['content'] + '\\n<SPECIAL_11>Assistant\\n' }}"
     ),
+    "Kimi-Linear": Model("kimi_linear", "{{ '<|tool_calls_section_begin|>' }}", "kimi_k2"),
     "LongCat": Model("longcat_flash", "{{- '<longcat_tool_call>' }}", "longcat"),
     "OLMo 3 with calls": Model("olmo3", "{{ '<function_calls>' + calls + '</function_calls>' }}", "olmo3"),
     "Granite 20B with calls": Model("gpt_bigcode", "{{- '<function_call> ' + call }}", "granite-20b-fc"),

@@ -10,6 +10,8 @@ from support.engine.tiny_shape import SHAPE
 from transformers import (
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     Lfm2Config,
     Lfm2ForCausalLM,
     NemotronHConfig,
@@ -70,19 +72,40 @@ _UNGATED: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
 }
 
+_KIMI: dict[str, Any] = {
+    "pad_token_id": 0,
+    "num_key_value_heads": 4,
+    "layer_types": _KINDS,
+    "linear_head_dim": 20,
+    "linear_num_heads": 3,
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 20,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 2,
+    "topk_group": 1,
+}
+
 
 def decaying(model: PreTrainedModel) -> PreTrainedModel:
-    """Sets rates of decay so that states reach back some tokens, and differ by head."""
+    """Sets rates of decay so that states reach back some tokens, and differ by head; and what corrects routers."""
     with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(torch.linspace(0.3, -0.3, len(buffer)))
         for name, parameter in model.named_parameters():
             if name.endswith("A_log"):
-                parameter.copy_(torch.linspace(-3.0, 0.5, len(parameter)))
+                parameter.copy_(torch.linspace(-3.0, 0.5, parameter.numel()).view_as(parameter))
     return model
 
 
 STATE_MODELS: Mapping[str, Callable[[], PreTrainedModel]] = {
     "qwen3_next": lambda: decaying(Qwen3NextForCausalLM(Qwen3NextConfig(**SHAPE, **DELTA, **STATE_EXPERTS))),
     "qwen3_5_text": lambda: decaying(Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SHAPE, **DELTA))),
+    "kimi_linear": lambda: decaying(KimiLinearForCausalLM(KimiLinearConfig(**{**SHAPE, **_KIMI}))),
     "lfm2": lambda: Lfm2ForCausalLM(
         Lfm2Config(**SHAPE, pad_token_id=0, layer_types=["conv", "full_attention", "conv"], block_multiple_of=16)
     ),

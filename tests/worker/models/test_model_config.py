@@ -11,6 +11,7 @@ import pytest
 from baton.rpc.errors import InvalidRequest
 from baton.worker.models.presets import PRESETS
 from baton.worker.models.registry import load_config, parse_config
+from baton.worker.models.supported.cuda_limits import misfit
 
 SMALL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,6 +34,18 @@ UNGATED = {
     "moe_intermediate_size": 40,
     "moe_shared_expert_intermediate_size": 56,
 }
+KIMI_LINEAR = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_experts": 8,
+    "num_experts_per_token": 3,
+    "moe_intermediate_size": 40,
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+}
+KDA = {"kda_layers": [1, 3], "full_attn_layers": [2, 4], "head_dim": 20, "num_heads": 3, "short_conv_kernel_size": 3}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8}
 LLAMA3 = {
     "rope_type": "llama3",
@@ -89,6 +102,21 @@ def test_rope_is_read_in_the_old_and_the_new_spelling() -> None:
     assert (rope.kind, rope.theta, rope.original_length) == ("llama3", 5e5, 8192)
     oldest = parse_config({**SMALL, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json")
     assert [(rope.kind, rope.factor) for rope in oldest.ropes] == [("linear", 2.0)]
+
+
+def test_kimi_linear_is_read_as_checkpoints_and_as_transformers_write_it() -> None:
+    """The former number layers from 1, in an object of their own."""
+    written = {"linear_head_dim": 20, "linear_num_heads": 3, "linear_conv_kernel_dim": 3, "model_max_length": 77}
+    raw = {**SMALL, **KIMI_LINEAR, **written}
+    config = parse_config(raw, "config.json")
+    left_out = ("layer_types", "linear_head_dim", "linear_num_heads", "linear_conv_kernel_dim")
+    bare = {key: value for key, value in raw.items() if key not in left_out}
+    assert parse_config({**bare, "linear_attn_config": KDA}, "config.json") == config
+    assert config.state_layers == (0, 2)
+    assert config.max_model_len == 77
+    assert misfit(config) == (
+        "executor=cuda has no layers with states like those of KimiLinearForCausalLM yet; use executor=cpu"
+    )
 
 
 def test_yarn_stretches_the_models_length() -> None:
@@ -154,6 +182,14 @@ def test_yarn_stretches_the_models_length() -> None:
         (
             {**NEMOTRON_H, "hybrid_override_pattern": None},
             r"hybrid_override_pattern is None; it must be .*pattern of M",
+        ),
+        ({**KIMI_LINEAR, "mla_use_nope": False}, r"mla_use_nope is False; it must be true"),
+        ({**KIMI_LINEAR, "num_expert_group": 3}, r"num_expert_group is 3; it must be a divisor of .*\(8\)"),
+        ({**KIMI_LINEAR, "linear_conv_kernel_dim": 1}, r"linear_conv_kernel_dim is 1; it must be at least 2"),
+        ({**KIMI_LINEAR, "layer_types": None}, r"layer_types is None; it must be a list of 4 x linear_attention or"),
+        (
+            {**KIMI_LINEAR, "layer_types": None, "linear_attn_config": {**KDA, "kda_layers": [0, 2]}},
+            r"linear_attn_config: full_attn_layers is \[2, 4\]; .*each of the layers 1 to 4 once",
         ),
         (
             {**GRANITE4, "layer_types": ["attention"] * 4, "num_local_experts": 1},

@@ -36,6 +36,7 @@ KINDS = (
     "granitemoehybrid-experts",
     "nemotron_h",
     "nemotron_h-experts",
+    "kimi_linear",
     "storyteller-7m",
 )
 FAMILIES = (

@@ -38,6 +38,7 @@ SUBJECTS = [
     "qwen3_5_text",
     "granitemoehybrid-mamba",
     "lfm2",
+    "kimi_linear",
 ]
 
 

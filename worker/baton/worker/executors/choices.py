@@ -18,7 +18,7 @@ from baton.worker.layers.latent_spec import LatentSpec
 from baton.worker.layers.linear import LinearWeights
 from baton.worker.layers.recurrent import StateWeights
 from baton.worker.layers.spec import AttentionSpec, ExpertsSpec
-from baton.worker.layers.state_spec import DeltaNetSpec, ShortConvSpec, StateSpaceSpec
+from baton.worker.layers.state_spec import DeltaNetSpec, KimiDeltaSpec, ShortConvSpec, StateSpaceSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.model import Weights
 from baton.worker.models.weights import ModelWeights
@@ -61,6 +61,7 @@ class _Use:
 
 _STATE_OPS: Mapping[type, tuple[str, ...]] = {
     DeltaNetSpec: ("causal_conv", "gated_delta_chunks", "gated_delta_step", "gated_rms_norm"),
+    KimiDeltaSpec: ("causal_conv", "gated_delta_chunks", "gated_delta_step", "gated_rms_norm"),
     StateSpaceSpec: ("causal_conv", "state_space_chunks", "state_space_step", "gated_rms_norm"),
     ShortConvSpec: ("causal_conv",),
 }

@@ -48,7 +48,7 @@ class StateTensors:
     conv: Tensor  # [channels, kernel_size]
     conv_bias: Tensor | None  # [channels]
     log_rate: Tensor | None  # [num_heads] fp32: `A_log` of checkpoints
-    bias: Tensor | None  # [num_heads] fp32: `dt_bias` of checkpoints
+    bias: Tensor | None  # [num_heads or num_heads * key_dim] fp32: `dt_bias` of checkpoints
     skip: Tensor | None  # [num_heads] fp32: `D` of checkpoints
     norm: Tensor | None  # of the gated norm
 

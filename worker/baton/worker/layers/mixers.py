@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from baton.kernels.recurrent_states import DeltaGates, States, StepSizes
 from baton.kernels.table import Case, find
 from baton.worker.layers.device import StateTensors
-from baton.worker.layers.state_spec import DeltaNetSpec, ShortConvSpec, StateSpaceSpec, StateSpec
+from baton.worker.layers.state_spec import DeltaNetSpec, KimiDeltaSpec, ShortConvSpec, StateSpaceSpec, StateSpec
 
 
 class Mixer(Protocol):
@@ -39,6 +39,8 @@ def make_mixer(spec: StateSpec, tensors: StateTensors, case: Case) -> Mixer:
     match spec:
         case DeltaNetSpec():
             return _DeltaNet(spec, tensors, case)
+        case KimiDeltaSpec():
+            return _KimiDelta(spec, tensors, case)
         case StateSpaceSpec():
             return _StateSpace(spec, tensors, case)
         case ShortConvSpec():
@@ -49,10 +51,12 @@ def _load(case: Case, *names: str) -> list[Callable[..., Tensor]]:
     return [find(name, case).load() for name in names]
 
 
-class _DeltaNet:
-    """Implements Mixer: Gated DeltaNet."""
+class _DeltaRule:
+    """Implements Mixer: the gated delta rule behind a convolution, a gated norm behind it."""
 
-    def __init__(self, spec: DeltaNetSpec, tensors: StateTensors, case: Case) -> None:
+    _opening: ClassVar[Literal["silu", "sigmoid"]]  # of the norm's gates
+
+    def __init__(self, spec: DeltaNetSpec | KimiDeltaSpec, tensors: StateTensors, case: Case) -> None:
         self._spec = spec
         self._tensors = tensors
         self._conv, self._norm = _load(case, "causal_conv", "gated_rms_norm")
@@ -68,10 +72,8 @@ class _DeltaNet:
         keep: Tensor | None = None,
     ) -> Tensor:
         spec, tensors = self._spec, self._tensors
-        assert tensors.log_rate is not None
-        assert tensors.bias is not None
         assert tensors.norm is not None
-        qkv, gate, beta, decay = self._parts(projected)
+        qkv, gate, gates = self._parts(projected)
         mixed = self._conv(qkv, tensors.conv, states[0], cu_seqlens, bias=tensors.conv_bias, keep=keep)
         query, key, value = torch.split(mixed, [spec.q_size, spec.q_size, spec.attended_size], -1)
         rule = partial(self._step, keep=keep) if by_token else self._chunks
@@ -79,18 +81,54 @@ class _DeltaNet:
             _by_head(query, spec.num_key_heads),
             _by_head(key, spec.num_key_heads),
             _by_head(value, spec.num_heads),
-            DeltaGates(decay, beta, tensors.log_rate, tensors.bias),
+            gates,
             states[1],
             cu_seqlens,
         )
         size = spec.value_dim
         rows = out.reshape(-1, size), gate.reshape(-1, size)
-        normed = self._norm(*rows, tensors.norm, spec.norm_eps, group_size=size, norm_first=True)
+        normed = self._norm(
+            *rows, tensors.norm, spec.norm_eps, group_size=size, norm_first=True, activation=self._opening
+        )
         return normed.view(projected.shape[0], -1)
 
-    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values; gates; betas; decays."""
-        spec = self._spec
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, DeltaGates]:
+        """Returns queries, keys and values; the norm's gates; the rule's gates."""
+        raise NotImplementedError
+
+
+class _KimiDelta(_DeltaRule):
+    """Kimi Delta Attention."""
+
+    _opening = "sigmoid"
+
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, DeltaGates]:
+        spec, tensors = self._spec, self._tensors
+        assert tensors.log_rate is not None
+        assert tensors.bias is not None
+        qkv, beta, decay, gate = torch.split(projected, list(spec.projected_sizes), -1)
+        by_channel = decay.unflatten(-1, (spec.num_heads, -1))  # type: ignore[no-untyped-call]
+        return qkv, gate, DeltaGates(by_channel, beta, tensors.log_rate, tensors.bias.view(spec.num_heads, -1))
+
+
+class _DeltaNet(_DeltaRule):
+    """Gated DeltaNet."""
+
+    _opening = "silu"
+
+    def __init__(self, spec: DeltaNetSpec, tensors: StateTensors, case: Case) -> None:
+        super().__init__(spec, tensors, case)
+        self._delta_net = spec
+
+    def _parts(self, projected: Tensor) -> tuple[Tensor, Tensor, DeltaGates]:
+        assert self._tensors.log_rate is not None
+        assert self._tensors.bias is not None
+        qkv, gate, beta, decay = self._split(projected)
+        return qkv, gate, DeltaGates(decay, beta, self._tensors.log_rate, self._tensors.bias)
+
+    def _split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Returns queries, keys and values; the norm's gates; betas; decays."""
+        spec = self._delta_net
         if not spec.by_key_head:
             qkv, gate, beta, decay = torch.split(projected, list(spec.projected_sizes), -1)
             return qkv, gate, beta, decay

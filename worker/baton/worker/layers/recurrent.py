@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from baton.worker.layers.device import Device, StateTensors
@@ -22,14 +23,15 @@ class StateWeights:
     """The weights of one layer."""
 
     input_norm: Tensor | None  # [hidden_size]
-    proj: LinearWeights  # [projected_size, hidden_size]
+    proj: LinearWeights  # [sum(first_sizes), hidden_size]
     tensors: StateTensors
     o: LinearWeights  # [hidden_size, attended_size]
     output_norm: Tensor | None  # [hidden_size]
+    ups: tuple[LinearWeights, ...] = ()  # [each of up_sizes, each of up_ranks]
 
 
 class Recurrent(Generic[S]):
-    """norm -> linear -> convolution -> recurrence -> gated norm -> linear -> residual stream"""
+    """norm -> linears -> convolution -> recurrence -> gated norm -> linear -> residual stream"""
 
     attend_writes: ClassVar[bool] = True  # `attend` replaces the states
 
@@ -46,12 +48,19 @@ class Recurrent(Generic[S]):
     ) -> None:
         self._input_norm = norm_of(weights.input_norm, norm)
         self._proj = Linear(weights.proj, device)
+        self._ups = [Linear(up, device) for up in weights.ups]
+        self._up_ranks = spec.up_ranks
         self._ops = device.recurrence(index, spec, weights.tensors)
         self._o = OutputLinear(weights.o, norm_of(weights.output_norm, norm), scale, device, norms_sum=norms_sum)
 
     def project(self, stream: Stream, step: S, out: Tensor | None) -> Tensor:
         """Returns what `attend` takes, in `out` if given."""
-        return self._proj.project(stream, self._input_norm, out)
+        if not self._ups:
+            return self._proj.project(stream, self._input_norm, out)
+        made = self._proj.project(stream, self._input_norm)
+        wide, *low = torch.split(made, [made.shape[1] - sum(self._up_ranks), *self._up_ranks], 1)
+        parts = [up.project(Stream(part.contiguous()), None) for up, part in zip(self._ups, low, strict=True)]
+        return torch.cat([wide, *parts], 1, out=out)
 
     def attend(self, query: Tensor, step: S, out: Tensor | None) -> Tensor:
         """Replaces the step's states. Returns [num_tokens, attended_size]."""

@@ -34,9 +34,24 @@ class _StateSpec:
         raise NotImplementedError
 
     @property
+    def conv_sizes(self) -> tuple[int, ...]:
+        """Channels of the convolution's parts in checkpoints."""
+        return (self.num_channels,)
+
+    @property
     def projected_sizes(self) -> tuple[int, ...]:
-        """Widths of the parts of the first linear."""
+        """Widths of the parts that the linears before the convolution make."""
         raise NotImplementedError
+
+    @property
+    def first_sizes(self) -> tuple[int, ...]:
+        """Widths of the parts of the first linear."""
+        return self.projected_sizes
+
+    @property
+    def up_sizes(self) -> tuple[int, ...]:
+        """Widths that further linears make, each of one of the first linear's last parts."""
+        return ()
 
     @property
     def attended_size(self) -> int:
@@ -54,14 +69,29 @@ class _StateSpec:
         return 0
 
     @property
+    def rate_shape(self) -> tuple[int, ...]:
+        """Shape of the decay rates in checkpoints."""
+        return (self.num_rates,)
+
+    @property
+    def num_biases(self) -> int:
+        """Decays, or step sizes, with a bias of their own."""
+        return self.num_rates
+
+    @property
     def norm_size(self) -> int:
         """Weights of the norm before the last linear; 0: there is none."""
         return 0
 
     @property
     def projected_size(self) -> int:
-        """Width of the first linear."""
+        """Width of what the linears before the convolution make."""
         return sum(self.projected_sizes)
+
+    @property
+    def up_ranks(self) -> tuple[int, ...]:
+        """Widths of the parts that further linears read."""
+        return self.first_sizes[len(self.first_sizes) - len(self.up_sizes) :]
 
     @property
     def matrices(self) -> tuple[StateMatrix, ...]:
@@ -75,7 +105,8 @@ class _StateSpec:
 
     def num_weights(self, hidden_size: int) -> int:
         """Returns the weights of all linears, without biases."""
-        return hidden_size * (self.projected_size + self.attended_size)
+        ups = sum(rank * size for rank, size in zip(self.up_ranks, self.up_sizes, strict=True))
+        return hidden_size * (sum(self.first_sizes) + self.attended_size) + ups
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +154,80 @@ class DeltaNetSpec(_StateSpec):
     @property
     def norm_size(self) -> int:
         return self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KimiDeltaSpec(_StateSpec):
+    """Kimi Delta Attention (Kimi Team, 2025): the gated delta rule with a decay of each key channel.
+
+    The first linear has queries, keys and values, betas, then low-rank values of decays and of gates.
+    """
+
+    num_heads: int  # of queries, keys and values
+    head_dim: int  # of all of them, and the rank of decays and gates
+    norm_eps: float
+
+    @property
+    def num_key_heads(self) -> int:
+        """Each head has its own keys."""
+        return self.num_heads
+
+    @property
+    def value_dim(self) -> int:
+        """Values of a head."""
+        return self.head_dim
+
+    @property
+    def q_size(self) -> int:
+        """Width of the queries, of the keys, of decays and of gates."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Queries, keys and values."""
+        return 3 * self.q_size
+
+    @property
+    def conv_sizes(self) -> tuple[int, ...]:
+        return (self.q_size,) * 3
+
+    @property
+    def projected_sizes(self) -> tuple[int, ...]:
+        """Queries, keys and values; betas; decays; gates."""
+        return self.num_channels, self.num_heads, self.q_size, self.q_size
+
+    @property
+    def first_sizes(self) -> tuple[int, ...]:
+        return *self.conv_sizes, self.num_heads, self.head_dim, self.head_dim
+
+    @property
+    def up_sizes(self) -> tuple[int, ...]:
+        return self.q_size, self.q_size
+
+    @property
+    def attended_size(self) -> int:
+        """Width of the values."""
+        return self.q_size
+
+    @property
+    def recurrence(self) -> tuple[StateMatrix, ...]:
+        return (StateMatrix(self.num_heads, self.head_dim, self.head_dim),)
+
+    @property
+    def num_rates(self) -> int:
+        return self.num_heads
+
+    @property
+    def rate_shape(self) -> tuple[int, ...]:
+        return 1, 1, self.num_heads, 1
+
+    @property
+    def num_biases(self) -> int:
+        return self.q_size
+
+    @property
+    def norm_size(self) -> int:
+        return self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +287,4 @@ class ShortConvSpec(_StateSpec):
         return self.channels
 
 
-StateSpec = DeltaNetSpec | StateSpaceSpec | ShortConvSpec
+StateSpec = DeltaNetSpec | KimiDeltaSpec | StateSpaceSpec | ShortConvSpec

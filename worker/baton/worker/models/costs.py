@@ -120,7 +120,7 @@ def model_costs(config: ModelConfig, weight_bytes: int, spec: KvSpec) -> ModelCo
 
 def _attention_cost(config: ModelConfig, window: int, count: int) -> AttentionCost:
     """Returns the cost of `count` layers with a window. A pair costs twice the mean width of its key and its value."""
-    first = config.layers[0].attention
+    first = config.attention
     if isinstance(first, LatentSpec):
         absorbed = first.num_q_heads * (first.head_dim + first.kv_rank) // 2
         return AttentionCost(count, (first.projected_size + first.attended_size) // 2, window, decode_size=absorbed)

@@ -1,4 +1,4 @@
-"""The groups of a model's KV cache: one full group, or layers with windows in groups of their own.
+"""The groups of a model's KV cache: one full or latent group, or layers with windows or states in groups of their own.
 
 Every group has about as many layers, so that a block of any group fits into the same memory. Where the numbers of
 layers do not allow that, the smaller groups leave a part of their blocks unused.
@@ -23,9 +23,10 @@ def kv_spec_of(
     config: ModelConfig, digest: bytes, block_size: int, dtype: str, kv_scales: tuple[float, ...] = ()
 ) -> KvSpec:
     """Returns the KV spec of a model on one rank. `dtype` is the cache's."""
-    if all(isinstance(layer.attention, LatentSpec) for layer in config.layers):
+    if isinstance(config.attention, LatentSpec):
         layers = tuple(range(config.num_layers))
-        return KvSpec(digest, block_size, (KvGroup(KvKind.LATENT, layers, dtype, 1, config.head_dim),))
+        spec = KvSpec(digest, block_size, (KvGroup(KvKind.LATENT, layers, dtype, 1, config.head_dim),))
+        return _with_states(config, spec) if config.state_layers else spec
     spec = full_spec(
         digest,
         dtype,

@@ -34,12 +34,13 @@ class StateNames:
     """Names of the parts of layers with states. The defaults are Gated DeltaNet's in Qwen3-Next."""
 
     proj: tuple[str, ...] = ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")
-    conv: str = "linear_attn.conv1d"
+    conv: tuple[str, ...] = ("linear_attn.conv1d",)  # of its channels' parts
     log_rate: str = "linear_attn.A_log"  # with its ending
     bias: str = "linear_attn.dt_bias"  # with its ending
     skip: str = ""  # with its ending
     norm: str = "linear_attn.norm"
     o: str = "linear_attn.out_proj"
+    ups: tuple[str, ...] = ()  # of linears that read parts of the first one
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ W_NAMES = ExpertNames(
     down="block_sparse_moe.experts.{}.w2.weight",
 )
 
+_MLP_KINDS = ("dense", "sparse")
+
 
 def read_router(
     fields: Fields,
@@ -40,14 +42,14 @@ def read_grouped_router(fields: Fields, num_experts_keys: tuple[str, ...]) -> Ro
     return with_groups(fields, router)
 
 
-def with_groups(fields: Fields, router: RouterSpec) -> RouterSpec:
+def with_groups(fields: Fields, router: RouterSpec, num_groups_key: str = "n_group") -> RouterSpec:
     """Reads in how many groups experts are, and in how many of them a token has some."""
-    num_groups = fields.positive_int("n_group", default=1)
+    num_groups = fields.positive_int(num_groups_key, default=1)
     top_groups = fields.positive_int("topk_group", default=1)
     if router.num_experts % num_groups:
-        raise fields.error("n_group", f"a divisor of the number of experts ({router.num_experts})")
+        raise fields.error(num_groups_key, f"a divisor of the number of experts ({router.num_experts})")
     if not router.top_k * num_groups <= top_groups * router.num_experts:
-        raise fields.error("topk_group", f"so many groups that they hold num_experts_per_tok ({router.top_k}) experts")
+        raise fields.error("topk_group", f"so many groups that they hold a token's {router.top_k} experts")
     return replace(router, num_groups=num_groups, top_groups=top_groups)
 
 
@@ -55,6 +57,17 @@ def check_silu(fields: Fields) -> None:
     """Raises InvalidRequest if experts have another activation."""
     if fields.text("hidden_act", default="silu") != "silu":
         raise fields.error("hidden_act", "silu")
+
+
+def read_sparse_kinds(fields: Fields, num_layers: int) -> list[bool]:
+    """Reads which layers have experts: those that mlp_layer_types lists as sparse, else those after the first ones."""
+    kinds = fields.raw.get("mlp_layer_types")
+    if kinds is None:
+        num_dense = fields.number("first_k_dense_replace", default=1)
+        return [layer >= num_dense for layer in range(num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(_MLP_KINDS):
+        raise fields.error("mlp_layer_types", f"a list of {num_layers} x {' or '.join(_MLP_KINDS)}")
+    return [kind == "sparse" for kind in kinds]
 
 
 def read_sparse_layers(fields: Fields, num_layers: int) -> list[bool]:

@@ -74,11 +74,12 @@ def _check_experts(config: ModelConfig, weights: Any, device: CpuDevice) -> None
 
 
 def _check_latents(config: ModelConfig, weights: Any, device: CpuDevice) -> None:
-    """Checks the products of heads around the first layer's latents."""
-    attention = config.layers[0].attention
+    """Checks the products of heads around the latents of the first layer that has some."""
+    attention = config.attention
     if not isinstance(attention, LatentSpec):
         return
-    kv_b = weights.layers[0].attention.kv_b.view(attention.num_q_heads, -1, attention.kv_rank)
+    first = next(index for index, layer in enumerate(config.layers) if layer.attention is attention)
+    kv_b = weights.layers[first].attention.kv_b.view(attention.num_q_heads, -1, attention.kv_rank)
     heads = AbsorbedHeads(kv_b, attention.nope_dim)
 
     def absorbed(x: Tensor) -> Tensor:

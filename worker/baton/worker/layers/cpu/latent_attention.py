@@ -20,6 +20,7 @@ from baton.kernels.reference.attention.paged_attention import DecodePlan, Prefil
 from baton.kernels.reference.rope.rope_cache import rotate, rotation
 from baton.worker.layers.cpu.step import StepInputs, View
 from baton.worker.layers.latent_spec import LatentSpec
+from baton.worker.layers.rope_config import NO_ROPE
 from baton.worker.quantization.neighbours import Kernels, Norm
 
 
@@ -48,14 +49,16 @@ class CpuLatentAttention:
         self._heads = AbsorbedHeads(self._kv_b, spec.nope_dim) if batch_invariant else None
 
     def write(self, query: Tensor, latent: Tensor, step: StepInputs) -> Tensor:
-        """Stores the latents. Returns the rotated queries, [num_tokens, num_q_heads, nope_dim + rope_dim]."""
+        """Stores the latents. Returns the queries, rotated where there is RoPE, [num_tokens, num_q_heads, qk_dim]."""
         spec = self._spec
-        cos, sin = self._rotation(step)
         heads = query.view(-1, spec.num_q_heads, spec.qk_dim)
-        rotated = heads[..., spec.nope_dim :]
-        rotated.copy_(rotate(rotated, cos, sin, spec.rope.interleaved))
         normed = self._kv_norm.apply(latent[:, : spec.kv_rank].contiguous(), self._kernels)
-        key = rotate(latent[:, None, spec.kv_rank :], cos, sin, spec.rope.interleaved)[:, 0]
+        key = latent[:, spec.kv_rank :]
+        if spec.rope.kind != NO_ROPE:
+            cos, sin = self._rotation(step)
+            rotated = heads[..., spec.nope_dim :]
+            rotated.copy_(rotate(rotated, cos, sin, spec.rope.interleaved))
+            key = rotate(key[:, None], cos, sin, spec.rope.interleaved)[:, 0]
         stored = torch.cat((normed, key), 1)
         write_latents(self._cache, step.block_ids[self._view.group], step.offsets, stored)
         return heads

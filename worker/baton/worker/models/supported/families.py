@@ -74,6 +74,7 @@ _MODULES: Mapping[str, str] = {  # of baton.worker.models.families, each importe
     "Glm4MoeLiteForCausalLM": "deepseek.glm4_moe_lite",
     "YoutuForCausalLM": "deepseek.youtu",
     "MiniCPM3ForCausalLM": "deepseek.minicpm3",
+    "KimiLinearForCausalLM": "kimi.kimi_linear",
 }
 
 

@@ -6,11 +6,10 @@ from baton.worker.layers.spec import ExpertsSpec, LayerSpec
 from baton.worker.models.config import ModelConfig
 from baton.worker.models.fields import Fields
 from baton.worker.models.reading import Family, read_mlp, read_model, read_num_layers
-from baton.worker.models.reading_experts import check_silu, read_grouped_router
+from baton.worker.models.reading_experts import check_silu, read_grouped_router, read_sparse_kinds
 from baton.worker.models.reading_latent import read_latent_attention, read_shared
 
 ARCHITECTURE = "Glm4MoeLiteForCausalLM"
-_KINDS = ("dense", "sparse")
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -22,19 +21,9 @@ def read(fields: Fields) -> ModelConfig:
     attention = read_latent_attention(fields, interleaved=fields.flag("rope_interleave", default=True))
     layers = [
         LayerSpec(attention, experts if sparse else read_mlp(fields))
-        for sparse in _read_sparse_layers(fields, read_num_layers(fields))
+        for sparse in read_sparse_kinds(fields, read_num_layers(fields))
     ]
     return read_model(fields, ARCHITECTURE, layers, default_eps=1e-5)
-
-
-def _read_sparse_layers(fields: Fields, num_layers: int) -> list[bool]:
-    kinds = fields.raw.get("mlp_layer_types")
-    if kinds is None:
-        num_dense = fields.number("first_k_dense_replace", default=1)
-        return [layer >= num_dense for layer in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or set(kinds) - set(_KINDS):
-        raise fields.error("mlp_layer_types", f"a list of {num_layers} x {' or '.join(_KINDS)}")
-    return [kind == "sparse" for kind in kinds]
 
 
 FAMILY = Family(ARCHITECTURE, "glm4_moe_lite", read)

@@ -18,7 +18,7 @@ from baton.worker.models.reading_states import read_step_limits
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
 _STATES = StateNames(
     proj=("mamba.in_proj",),
-    conv="mamba.conv1d",
+    conv=("mamba.conv1d",),
     log_rate="mamba.A_log",
     bias="mamba.dt_bias",
     skip="mamba.D",

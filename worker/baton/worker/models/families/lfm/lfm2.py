@@ -23,7 +23,7 @@ _NAMES = TensorNames(
     mlp_input_norm="ffn_norm",
     gate_up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
-    states=StateNames(proj=("conv.in_proj",), conv="conv.conv", o="conv.out_proj"),
+    states=StateNames(proj=("conv.in_proj",), conv=("conv.conv",), o="conv.out_proj"),
 )
 
 
