@@ -37,7 +37,7 @@ def config(folder: Path, **values: object) -> WorkerConfig:
         executor="cuda",
         dtype="float32",
         max_num_requests=3,
-        num_blocks=60,
+        num_blocks=120,
         max_model_len=128,
         cuda_graphs=False,
         **values,  # type: ignore[arg-type]

@@ -32,6 +32,9 @@ from baton.kernels.routing import Gate
 # The fastest in a search on an H200.
 _FOUR_BIT_GATE_UP, _FOUR_BIT_DOWN = FourBitTiling(4, 2, 1), FourBitTiling(4, 1, 12, shared=True)
 
+_BYTE = 8  # bits
+_DOWN_DEPTH = 4  # pieces of columns that are loaded ahead
+
 
 @triton.jit
 def _gate_up_kernel(
@@ -128,6 +131,27 @@ def _gate_up_kernel(
 
 
 @triton.jit
+def _load_piece(
+    stored_ptr,
+    ids_ptr,  # [TOP_K]
+    first,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    BITS: tl.constexpr,
+    STORED_STEP: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """Returns what is stored of rows from `first` on, for one of the PIECES of one choice's columns."""
+    expert = tl.load(ids_ptr + PIECE // PIECES).to(tl.int64)
+    start: tl.constexpr = PIECE % PIECES * BLOCK_K
+    return load_stored(stored_ptr + expert * STORED_STEP, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+
+
+@triton.jit
 def _down_kernel(
     out_ptr,  # [num_tokens, N]
     gated_ptr,  # [num_tokens, TOP_K, K]
@@ -162,6 +186,7 @@ def _down_kernel(
     RESIDUAL: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    DEPTH: tl.constexpr,  # pieces of columns that are loaded ahead
     OVERLAP: tl.constexpr,
 ):
     """out_t = residual_t + sum_j share_tj (weight_e gated_tj + bias_e) for choice j of token t, expert e"""
@@ -174,8 +199,16 @@ def _down_kernel(
     rows = first + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, units)[:, None] * UNIT + tl.arange(0, UNIT)[None, :]
     # The preceding kernel starts this one after its own wait, when ids are written: weights are loaded without a wait.
-    own_ptr = stored_ptr + tl.load(ids_ptr + token * TOP_K).to(tl.int64) * STORED_STEP
-    stored = load_stored(own_ptr, first, 0, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+    own_ptr = ids_ptr + token * TOP_K
+    pieces: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    ahead = ()
+    for piece in tl.static_range(DEPTH):
+        if piece < TOP_K * pieces:
+            ahead = ahead + (  # type: ignore[assignment]  # noqa: RUF005 - kernels cannot unpack tuples
+                _load_piece(
+                    stored_ptr, own_ptr, first, piece, pieces, N, K, NUMBERS, BITS, STORED_STEP, BLOCK_N, BLOCK_K
+                ),
+            )
     if OVERLAP:
         gdc_wait()
     out = tl.zeros([BLOCK_N, 1], tl.float32)
@@ -184,9 +217,15 @@ def _down_kernel(
         expert = tl.load(ids_ptr + pair).to(tl.int64)
         acc = tl.zeros([BLOCK_N, units], tl.float32)
         for start in tl.static_range(0, K, BLOCK_K):
-            if choice + start > 0:
-                own_ptr = stored_ptr + expert * STORED_STEP
-                stored = load_stored(own_ptr, first, start, N, K, NUMBERS, BITS, BLOCK_N, BLOCK_K)
+            stored = ahead[0]  # type: ignore[misc]
+            ahead = ahead[1:]
+            if choice * pieces + start // BLOCK_K + DEPTH < TOP_K * pieces:
+                ahead = ahead + (  # type: ignore[assignment]  # noqa: RUF005
+                    _load_piece(
+                        stored_ptr, own_ptr, first, choice * pieces + start // BLOCK_K + DEPTH, pieces, N, K, NUMBERS,
+                        BITS, STORED_STEP, BLOCK_N, BLOCK_K,
+                    ),
+                )  # fmt: skip
             at = places_of(order_ptr + expert * ORDER_STEP, start + ks, K, ORDER_STEP > 0)
             x = tl.load(gated_ptr + pair * K + at, mask=start + ks < K, other=0.0).to(tl.float32)
             acc += sums_of(
@@ -283,6 +322,7 @@ def _multiply_down(
         N=hidden,
         RESIDUAL=has_residual,
         **_constants(down, size, tiling),
+        DEPTH=_DOWN_DEPTH if down.bits == _BYTE else 1,
         OVERLAP=overlap,
         num_warps=tiling.num_warps,
         launch_pdl=overlap,
