@@ -33,7 +33,7 @@ COUNT = 10
 # Of a chosen token's logit below the largest, as a part of the largest magnitude: a value between two numbers of 8 bits
 # may be rounded either way after sums in another order.
 ROUNDING = 0.02
-LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite")
+LATENT = ("deepseek_v2", "deepseek_v3", "minicpm3", "youtu", "glm4_moe_lite", "kimi_linear")
 ROWS = [name for name in MODELS if "-" not in name and name not in LATENT]
 _BITS = {"wide": torch.int16, "narrow": torch.uint8}
 

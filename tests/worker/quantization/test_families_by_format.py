@@ -50,6 +50,8 @@ def raw_config(name: str) -> dict[str, Any]:
     sizes = {key: 64 for key, value in raw.items() if key.endswith(divided) and value and value % 32}
     if "v_head_dim" in raw:
         sizes["v_head_dim"] = 16
+    if "linear_head_dim" in raw:
+        sizes |= {"linear_head_dim": 32, "linear_num_heads": 8}
     return {**raw, **sizes}
 
 
