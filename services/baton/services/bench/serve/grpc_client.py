@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -14,6 +15,7 @@ from baton.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 
 _FIRST_TOKEN_ID = 5  # lower ones are special in most vocabularies
 SHORT_CALL_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 
 
 class GrpcClient:
@@ -28,19 +30,29 @@ class GrpcClient:
         self._vocab_size = 0
 
     async def describe(self) -> str:
-        """Returns the requested model, or the only one."""
+        """Returns the requested model, or the only one, once the gateway knows its vocabulary from a worker."""
+        deadline = time.monotonic() + SHORT_CALL_SECONDS
+        while not (model := await self._find()).vocab_size:
+            if time.monotonic() > deadline:
+                raise BenchFailed(
+                    f"model {model.name!r}: no worker has said its vocabulary in {SHORT_CALL_SECONDS:g} s; start one"
+                )
+            await asyncio.sleep(_POLL_SECONDS)
+        self._model, self._vocab_size = model.name, model.vocab_size
+        return self._model
+
+    async def _find(self) -> types_pb2.ModelInfo:
+        """Returns the requested model, or the first one."""
         try:
             request = inference_pb2.ListModelsRequest()
             listed = await self._stub.ListModels(request, timeout=SHORT_CALL_SECONDS, wait_for_ready=True)
         except grpc.aio.AioRpcError as error:
             raise BenchFailed(f"ListModels: {error.code().name}: {error.details()}") from error
-        models = {model.name: model for model in listed.models}
+        models: dict[str, types_pb2.ModelInfo] = {model.name: model for model in listed.models}
         name = self._model or next(iter(models), "")
         if name not in models:
             raise BenchFailed(f"model {name!r} is not served; there are {', '.join(models) or 'none'}")
-        self._model = name
-        self._vocab_size = models[name].vocab_size
-        return name
+        return models[name]
 
     async def token_pool(self) -> list[int]:
         """Returns the whole vocabulary."""
