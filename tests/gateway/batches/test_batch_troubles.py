@@ -132,7 +132,7 @@ async def test_a_batch_that_a_defect_ends_keeps_its_results(tmp_path, monkeypatc
 
 
 async def idle(*ignored):
-    """Takes no batch."""
+    """Does nothing: the runner then takes no batch."""
 
 
 LEGIBLE = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "24h", "created_at": 7}

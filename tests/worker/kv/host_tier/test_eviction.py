@@ -93,7 +93,7 @@ def test_arc_finds_what_the_published_algorithm_finds(num_slots: int, trace: lis
 
 
 def test_arc_keeps_what_returns_beside_texts_that_come_once():
-    # 40 shared blocks come back between texts of 100 blocks that nobody asks for again; 80 fit.
+    # 40 shared blocks return, each time after 100 blocks that are asked for once; host memory has room for 80.
     shared = list(range(40))
     trace = shared + shared
     for round_ in range(20):

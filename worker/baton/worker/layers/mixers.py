@@ -98,7 +98,7 @@ class _DeltaRule:
 
 
 class _KimiDelta(_DeltaRule):
-    """Kimi Delta Attention."""
+    """Implements Mixer for Kimi Delta Attention."""
 
     _opening = "sigmoid"
 
@@ -112,7 +112,7 @@ class _KimiDelta(_DeltaRule):
 
 
 class _DeltaNet(_DeltaRule):
-    """Gated DeltaNet."""
+    """Implements Mixer for Gated DeltaNet."""
 
     _opening = "silu"
 

@@ -72,7 +72,7 @@ class StatePlaces:
 
 
 class _Places:
-    """One matrix's pieces."""
+    """Holds where the pieces of one matrix lie."""
 
     def __init__(self, matrix: PlacedMatrix, num_layers: int, unit: int) -> None:
         self.num_heads, self.rows, self.width = matrix.num_heads, matrix.rows, matrix.width

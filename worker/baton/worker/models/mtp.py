@@ -59,7 +59,7 @@ MTP_LAYERS: Mapping[str, MtpNames] = {
 
 @dataclass(frozen=True, slots=True)
 class MtpConfig:
-    """An MTP layer."""
+    """Says where an MTP layer is and what it is like."""
 
     model: ModelConfig  # of the layer alone
     prefix: str  # of the names of the layer's own tensors

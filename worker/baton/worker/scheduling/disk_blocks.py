@@ -47,7 +47,7 @@ class DiskBlocks:
 
     @property
     def states(self) -> list[RequestState]:
-        """The waiting requests."""
+        """Returns the requests that wait."""
         return [state for load in set(self._loads.values()) for state in load.states]
 
     @property

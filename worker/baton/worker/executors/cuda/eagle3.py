@@ -141,7 +141,7 @@ class Eagle3Net:
         return vectors
 
     def _carry(self, step: StepInputs, found: Tensor) -> None:
-        """Writes the r of each row's last token as the h of its next one. The first block takes what nobody reads."""
+        """Keeps the hidden state of a row's last token for the next. Padding goes to a block that nobody reads."""
         rows, table, block_size = step.rows.clamp(min=0).long(), self._rows.block_table, self._rows.block_size
         positions = step.positions.long() + 1
         blocks = table[rows, (positions // block_size).clamp(max=table.shape[1] - 1)]
